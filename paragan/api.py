@@ -266,7 +266,7 @@ class ScalingManager:
             raise UsageError(
                 'device.tune="measured": only for `paragan train`. Set the fields that `paragan plan --tune` prints'
             )
-        set_threads(self.run, self.world)
+        set_threads(self.run.device, self.world)
         prepared = prepare_on_all_ranks(self.run, self.world, dataset, check_parts=False)
         self.run = prepared.run
         self.dataset: Dataset = prepared.dataset
@@ -318,7 +318,7 @@ class ScalingManager:
             except Exception as error:  # user code may raise anything
                 raise UsageError(f"profile: the networks cannot be copied: {error}") from error
             networks = Networks(g, d, latent, gan.conditioning_input, is_user_defined=True)
-            return to_device(self.run, networks, self.world.device)
+            return to_device(self.run.device, networks, self.world.device)
 
         structure = structure_digest(gan.generator, gan.discriminator)
         return profile_run(self.run, self.dataset, copy_networks, self.world.device, options, structure)[0]
@@ -385,7 +385,7 @@ class ScalingManager:
         if self._session is None:
             latent = 0 if gan.conditioning_input else gan.latent or self.config.latent
             networks = Networks(gan.generator, gan.discriminator, latent, gan.conditioning_input, is_user_defined=True)
-            networks = to_device(self.run, networks, self.world.device)
+            networks = to_device(self.run.device, networks, self.world.device)
             self._broadcast_weights(networks)
             self._session = build_session(self.run, self.world, self.dataset, networks)
             self._estimator = gan

@@ -198,10 +198,13 @@ class CliProcesses:
         return ranks
 
     def close(self) -> None:
+        """Kill what still runs, and print the errors of all processes: pytest shows them where a test failed."""
         for process in self._started:
             process.kill()
         for process in self._started:
             process.wait() if isinstance(process, subprocess.Popen) else process.join()
+        for log in sorted(self.folder.glob("process*.err")):
+            print(f"{log.name}:", log.read_text(errors="replace")[-2000:])
 
     def _log(self) -> Path:
         return self.folder / f"process{len(self._started)}"

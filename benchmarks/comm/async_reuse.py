@@ -39,11 +39,11 @@ def make_session(name: str, images: Dataset, g_scale: int, *settings: str, world
     """Build a recipe's session, with a G that is `g_scale` times as wide as the recipe's."""
     run = make_endless_run(name, images, *settings)
     device = torch.device("cpu")
-    spec = make_spec(run, images)
+    spec = make_spec(run.data, images)
     pair = build_networks(run, spec, device)
     if g_scale > 1:
         wide = dataclasses.replace(run.nets, width=g_scale * run.nets.width)
-        pair = to_device(run, dataclasses.replace(pair, g=wide.generator(spec)), device)
+        pair = to_device(run.device, dataclasses.replace(pair, g=wide.generator(spec)), device)
     return build_session(run, world or World.solo(), images, pair)
 
 

@@ -121,7 +121,7 @@ class DDPTrainer:
 
     def __init__(self, case: Case, inputs: InputFn, wrap: Wrap = lambda net: net):
         run = case.run
-        pair = build_networks(run, make_spec(run, case.images), CPU)
+        pair = build_networks(run, make_spec(run.data, case.images), CPU)
         self.run, self.inputs = run, inputs
         self.autocast = autocast_factory(CPU, run.device.precision)
         self.g, self.d = (train_mode(plain.to_plain_layers(net)) for net in (pair.g, pair.d))

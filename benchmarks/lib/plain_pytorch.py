@@ -59,14 +59,14 @@ def make_same_networks(run: Run, images: Dataset) -> Networks:
     """Return the run's two networks in plain layers, with paragan's initial weights."""
     nets = run.nets if isinstance(run.nets, DCGAN | R3GAN) else dataclasses.replace(run.nets, fused_resampling=False)
     plain_run = dataclasses.replace(run, nets=nets, device=dataclasses.replace(run.device, channels_last=False))
-    pair = build_networks(plain_run, make_spec(run, images), torch.device("cpu"))
+    pair = build_networks(plain_run, make_spec(run.data, images), torch.device("cpu"))
     return Networks(to_plain_layers(pair.g), to_plain_layers(pair.d), pair.latent)
 
 
 @torch.no_grad()
 def max_output_difference(run: Run, images: Dataset) -> float:
     """Return the largest difference between the outputs of both pairs, relative to the largest output."""
-    spec = make_spec(run, images)
+    spec = make_spec(run.data, images)
     ours, plain = build_networks(run, spec, torch.device("cpu")), make_same_networks(run, images)
     z = torch.randn(8, run.nets.latent)
     y = torch.randint(spec.classes, (8,)) if spec.classes else None

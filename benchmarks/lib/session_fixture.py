@@ -44,7 +44,7 @@ def no_change(session: Session) -> None:
 def make_session(run: Run, images: Dataset, world: World | None = None, change: SessionChange = no_change) -> Session:
     """Build a session; `change` modifies it, to measure what an optimization is worth."""
     world = world or World.solo()
-    session = build_session(run, world, images, build_networks(run, make_spec(run, images), world.device))
+    session = build_session(run, world, images, build_networks(run, make_spec(run.data, images), world.device))
     change(session)
     return session
 

@@ -45,7 +45,7 @@ def rank_main(world: World, report: Any) -> None:
     """One rank."""
     torch.set_num_threads(max(1, timing.describe_machine()["cores"] // world.size))
     run = dataclasses.replace(get_recipe("digits"), strategy=Auto())
-    images = load_dataset(run)
+    images = load_dataset(run.data)
     run = resolve(run, images)
     start = time.perf_counter()
     chosen = choose_strategy(run, images, world, RunDirRequest(Path("/nowhere"), None, "never"), RunConsole(False))
@@ -77,7 +77,7 @@ def _candidate_names(run: Run, world: World) -> list[str]:
 def _make_session(run: Run, name: str, images: Dataset, world: World) -> Session:
     strategy = parse_strategy(name).without_rank_loss()
     run = fill_strategy_defaults(dataclasses.replace(run, strategy=strategy, auto_choice=AutoChoice()))
-    return build_session(run, world, images, build_networks(run, make_spec(run, images), CPU))
+    return build_session(run, world, images, build_networks(run, make_spec(run.data, images), CPU))
 
 
 def time_strategies(ranks: int) -> dict[str, Any]:

@@ -215,12 +215,12 @@ def measure_overhead(steps: int) -> dict[str, float]:
     from paragan.train.session import Session, build_session
 
     torch.set_num_threads(1)
-    images = load_dataset(get_recipe("digits"))
+    images = load_dataset(get_recipe("digits").data)
     of, world = resolve(get_recipe("digits"), images), World.solo()
 
     def begun(watch: bool) -> Session:
         run = dataclasses.replace(of, health=HealthOptions(enabled=watch))
-        return build_session(run, world, images, build_networks(run, make_spec(run, images), world.device))
+        return build_session(run, world, images, build_networks(run, make_spec(run.data, images), world.device))
 
     watched, unwatched = begun(True), begun(False)
     parts = {

@@ -127,7 +127,7 @@ def main() -> None:
             own = () if "DC" not in case and "W-" not in case else _without_rates(fixed)
             settings = (*(own or fixed), *CASES[case], f"--seed={seed}")
             folder = train_for(Path(options.runs) / "-".join(words), settings, options.minutes)
-            reals = load_dataset(from_dict(Run, read_yaml(folder / "run.yaml")))
+            reals = load_dataset(from_dict(Run, read_yaml(folder / "run.yaml")).data)
             judge = judge or SampleJudge(folder)
             rows.append(
                 {"case": case, "seed": int(seed), **training_progress(folder), **scores(load_model(folder), reals)}

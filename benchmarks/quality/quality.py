@@ -148,7 +148,7 @@ class SampleJudge:
 
     def __init__(self, run_dir: Path):
         record = read_yaml(run_dir / "run.yaml")
-        reals = load_dataset(from_dict(Run, record))
+        reals = load_dataset(from_dict(Run, record).data)
         assert reals.labels is not None
         self.images, self.labels = reals.images.squeeze(-1), reals.labels
         some = np.random.default_rng(0).permutation(len(self.images))

@@ -106,14 +106,14 @@ def measure_run_profile(run: Run, options: ProfileOptions) -> tuple[Profile, Pat
     from paragan.train.prepare import prepare
     from paragan.train.session import init_from_model, set_threads
 
-    set_threads(run, World.solo())
+    set_threads(run.device, World.solo())
     prepared = prepare(run)
     run = prepared.run
     images = prepared.dataset
     device = pick_device(run.device.kind)
 
     def make_networks() -> Any:
-        nets = build_networks(run, make_spec(run, images), device)
+        nets = build_networks(run, make_spec(run.data, images), device)
         return init_from_model(nets, Path(run.init_from)) if run.init_from else nets
 
     structure = ""

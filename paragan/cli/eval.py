@@ -137,7 +137,7 @@ def _follow(options: argparse.Namespace, folder: Path, run: Run, evaluation: Any
     console = RunConsole()
     if not evaluation.metrics:
         raise UsageError("--metrics: this run computes no scores. Use --metrics fd,kid")
-    dataset = load_dataset(run)
+    dataset = load_dataset(run.data)
     check_evaluation(evaluation, dataset)
     space = make_feature_space(evaluation, dataset)
     best = "" if run.evaluation.metrics else resolve_best_metric(run.output.best_metric, evaluation.metrics, space)

@@ -97,7 +97,7 @@ def _plan(options: argparse.Namespace, rest: list[str], arguments: list[str]) ->
         *format_plan(plan),
         "",
         f"run: {command}",
-        *_lr_note(run, plan),
+        *_lr_note(run.batch, plan),
     ]
     sys.stdout.write("".join(f"{line}\n" for line in lines))
     if options.json:
@@ -246,12 +246,12 @@ def format_exact_float(value: float) -> str:
     return f"{value:g}" if float(f"{value:g}") == value else repr(value)
 
 
-def _lr_note(run: Run, plan: Plan) -> list[str]:
-    factor = plan.best.batch / run.batch
+def _lr_note(batch: int, plan: Plan) -> list[str]:
+    factor = plan.best.batch / batch
     if factor == 1:
         return []
     return [
-        f"note: learning rates are the recipe's, for --batch {run.batch}. With {factor:g} times the batch, "
+        f"note: learning rates are the recipe's, for --batch {batch}. With {factor:g} times the batch, "
         f"{math.sqrt(factor):.3g} times the rate is usual for adaptive optimizers, with a warm-up"
     ]
 

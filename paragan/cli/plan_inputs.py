@@ -103,7 +103,7 @@ def _check_profile_networks(profile: Profile, run: Run, dataset: Dataset, file: 
     from paragan.train.build import build_networks
 
     with fake_tensor_mode():
-        pair = build_networks(run, make_spec(run, blank_dataset(dataset)), CPU)
+        pair = build_networks(run, make_spec(run.data, blank_dataset(dataset)), CPU)
         sizes = tuple(sum(p.numel() for p in net.parameters() if p.requires_grad) for net in (pair.g, pair.d))
     checks = (("parameters", profile.num_params, sizes), ("d_steps", profile.d_steps, run.d_steps))
     for name, measured, expected in checks:

@@ -128,4 +128,4 @@ def _load_run(folder: Path, data: str | None) -> Run:
 def _load_data(run: Run) -> Any:
     from paragan.config.resolve import load_dataset
 
-    return load_dataset(run)
+    return load_dataset(run.data)

@@ -128,7 +128,7 @@ def load_conditioning_data(options: argparse.Namespace, path: Path) -> Any:
         return None
     run = load_run_without_user_code(path) if run_file.exists() else Run()
     data = dataclasses.replace(run.data, path=options.data or run.data.path)
-    return load_dataset(dataclasses.replace(run, data=data))
+    return load_dataset(data)
 
 
 def _plot_records(options: argparse.Namespace, records: Any) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 
 from paragan.config.run import AnyStrategy, Run
+from paragan.config.sections import DataOptions
 from paragan.config.user_code import check_nets, is_user_defined
 from paragan.config.validate import check_labels_available, check_objective, check_objective_for_arrays
 from paragan.core.devices import backend_of, pick_device
@@ -19,28 +20,27 @@ from paragan.nets import Spec
 from paragan.optim.optimizers import SGD, PlayerOptim, with_lr
 
 
-def make_spec(run: Run, dataset: Dataset) -> Spec:
+def make_spec(options: DataOptions, dataset: Dataset) -> Spec:
     """Return what the networks of a run are built for: resolution, channels and classes, or the shape of an array."""
-    classes = len(dataset.classes) if run.data.labels else 0
+    classes = len(dataset.classes) if options.labels else 0
     if dataset.is_array:
         return Spec(0, 0, classes, dataset.shape)
     channels, resolution, _ = dataset.shape
     return Spec(resolution, channels, classes)
 
 
-def load_dataset(run: Run) -> Dataset:
-    """Load the data of a run. Raises UsageError if they cannot be read."""
-    data = run.data
+def load_dataset(options: DataOptions) -> Dataset:
+    """Load the data that a run asks for. Raises UsageError if they cannot be read."""
     dataset = load_data(
-        data.path,
-        resolution=data.resolution or None,
-        channels=data.channels or None,
-        labels=data.labels or data.only_class is not None,
-        cache=data.cache,
-        max_bad_fraction=data.max_bad_fraction,
-        remote=data.remote,
+        options.path,
+        resolution=options.resolution or None,
+        channels=options.channels or None,
+        labels=options.labels or options.only_class is not None,
+        cache=options.cache,
+        max_bad_fraction=options.max_bad_fraction,
+        remote=options.remote,
     )
-    return dataset if data.only_class is None else dataset.only_class(data.only_class)
+    return dataset if options.only_class is None else dataset.only_class(options.only_class)
 
 
 def resolve(run: Run, dataset: Dataset) -> Run:
@@ -49,7 +49,7 @@ def resolve(run: Run, dataset: Dataset) -> Run:
     Raises:
         UsageError: if fields do not fit the data.
     """
-    spec = make_spec(run, dataset)
+    spec = make_spec(run.data, dataset)
     has_labels = run.data.labels and dataset.labels is not None
     data = dataclasses.replace(
         run.data,
@@ -76,7 +76,7 @@ def resolve(run: Run, dataset: Dataset) -> Run:
     run = fill_strategy_defaults(dataclasses.replace(run, data=data, device=device, evaluation=evaluation))
     check_objective(run)
     check_labels_available(run.objective, has_labels)
-    check_nets(run.nets, make_spec(run, dataset))
+    check_nets(run.nets, make_spec(run.data, dataset))
     return run
 
 

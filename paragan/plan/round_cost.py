@@ -21,7 +21,7 @@ NUM_PLAYED_PASSES = 4  # of a round with many passes: the first three and the la
 
 def build_tested_networks(run: Run, dataset: Dataset, world: World) -> Networks:
     """Build the networks of a run, without the tests that user-defined networks get before a run starts."""
-    return dataclasses.replace(build_networks(run, make_spec(run, dataset), world.device), is_user_defined=False)
+    return dataclasses.replace(build_networks(run, make_spec(run.data, dataset), world.device), is_user_defined=False)
 
 
 def estimate_round(run: Run, dataset: Dataset) -> RoundCost:

@@ -17,6 +17,7 @@ from torch import nn
 from paragan.comm.flat_params import bucket_bytes
 from paragan.config.resolve import make_spec, resolve_optimizer
 from paragan.config.run import Run
+from paragan.config.sections import DeviceOptions
 from paragan.config.user_code import UserObjective, check_nets, conditioning_input_of, is_user_defined, weight_clip_of
 from paragan.config.validate import check_gradient_penalty, check_weight_clip
 from paragan.core.devices import autocast_factory
@@ -75,18 +76,18 @@ def build_networks(run: Run, spec: Spec, device: torch.device) -> Networks:
             if not isinstance(net, nn.Module):
                 raise UsageError(f"{run.nets.name}.{role}: returned {type(net).__name__}. Return an nn.Module")
     latent = 0 if conditioning_input else run.nets.latent
-    return to_device(run, Networks(g, d, latent, conditioning_input, has_user_code), device)
+    return to_device(run.device, Networks(g, d, latent, conditioning_input, has_user_code), device)
 
 
-def to_device(run: Run, networks: Networks, device: torch.device) -> Networks:
-    """Move the networks to a device, in the memory format that the run asks for."""
+def to_device(options: DeviceOptions, networks: Networks, device: torch.device) -> Networks:
+    """Move the networks to a device, in the memory format that the options ask for."""
     for name, net in (("G", networks.g), ("D", networks.d)):
         _check_materialized(net)
         _check_saveable(net)
         if any(tensor.device != device for tensor in (*net.parameters(), *net.buffers())):
             net.to(device=device)
-        set_memory_format(net, run.device.memory_format_of(name))
-        pad_channels(net, run.device.pad_channels)
+        set_memory_format(net, options.memory_format_of(name))
+        pad_channels(net, options.pad_channels)
     return networks
 
 
@@ -186,7 +187,7 @@ def make_teacher(run: Run, dataset: Dataset, device: torch.device) -> Teacher:
         UsageError: they make other images, or are of other classes.
     """
     return Teacher.load(
-        Path(run.distill_from), make_spec(run, dataset), run.nets.latent, dataset.classes, device, run.nets
+        Path(run.distill_from), make_spec(run.data, dataset), run.nets.latent, dataset.classes, device, run.nets
     )
 
 

@@ -34,7 +34,7 @@ class Prepared:
     @property
     def spec(self) -> Spec:
         """What the networks are built for."""
-        return make_spec(self.run, self.dataset)
+        return make_spec(self.run.data, self.dataset)
 
 
 def prepare(run: Run, ranks: int = 1, dataset: Dataset | None = None, *, check_parts: bool = True) -> Prepared:
@@ -51,7 +51,7 @@ def prepare(run: Run, ranks: int = 1, dataset: Dataset | None = None, *, check_p
     """
     validate(run, ranks)
     if dataset is None:
-        dataset = load_dataset(run)
+        dataset = load_dataset(run.data)
     run = resolve(run, dataset)
     if check_parts:
         _check_parts(run, dataset)
@@ -71,10 +71,10 @@ def _check_parts(run: Run, dataset: Dataset) -> None:
         check_weight_clip(run.objective, run.nets.spectral)
         check_gradient_penalty(run.objective, getattr(run.nets, "batch_norm", False))
         if not run.per_label:  # each of its games has no labels, and is resolved by itself
-            check_d_conditioning(run.objective, resolve_d_conditioning(run.nets, make_spec(run, dataset)))
+            check_d_conditioning(run.objective, resolve_d_conditioning(run.nets, make_spec(run.data, dataset)))
     check_evaluation(run.evaluation, dataset, run.output.best_metric)
     if run.distill_from:
         make_teacher(run, dataset, CPU)
     if user_defined and not run.per_label:
         trial = replace(run, device=replace(run.device, compile=False), distill_from="")
-        build_game(trial, build_networks(trial, make_spec(run, dataset), CPU), dataset, CPU)  # tries them
+        build_game(trial, build_networks(trial, make_spec(run.data, dataset), CPU), dataset, CPU)  # tries them

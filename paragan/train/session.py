@@ -19,6 +19,7 @@ import torch
 from paragan.comm.world import World
 from paragan.config.resolve import run_after_rollbacks, seed_after_rollbacks
 from paragan.config.run import Run
+from paragan.config.sections import DeviceOptions
 from paragan.core.clock import Clock
 from paragan.core.devices import set_huge_pages, tune_malloc
 from paragan.core.errors import UsageError
@@ -82,12 +83,12 @@ def callbacks_due(session: Session) -> bool:
     return is_first or session.clock.is_done or any(has_crossed_kimg(session, kimg) for kimg in periods_kimg)
 
 
-def set_threads(run: Run, world: World) -> None:
-    """Set memory options and CPU threads of this process: its share of the host's cores, unless the run says."""
-    set_huge_pages(run.device.huge_pages)
+def set_threads(options: DeviceOptions, world: World) -> None:
+    """Set memory options and CPU threads of this process: its share of the host's cores, unless the options say."""
+    set_huge_pages(options.huge_pages)
     tune_malloc()
-    if run.device.threads:
-        torch.set_num_threads(run.device.threads)
+    if options.threads:
+        torch.set_num_threads(options.threads)
     elif world.launch_info.local_size > 1:
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // world.launch_info.local_size))
 

@@ -150,8 +150,8 @@ def join_running(existing: RunningRun, world: World, console: RunConsole) -> Pat
     """Train together with ranks that are already training, from the state they are in. Returns the run folder."""
     run = existing.run
     dataset = existing.dataset
-    set_threads(run, world)
-    networks = build_networks(run, make_spec(run, dataset), world.device)
+    set_threads(run.device, world)
+    networks = build_networks(run, make_spec(run.data, dataset), world.device)
     solo_session = build_session(run, World.solo(world.device), dataset, networks)
     session = replace(solo_session, world=world)  # ElasticTrainer rebinds it when the others admit this rank
     checkpoints = Checkpoints(existing.run_dir.checkpoints_dir, world, run.output.max_checkpoints)
@@ -165,16 +165,16 @@ def join_running(existing: RunningRun, world: World, console: RunConsole) -> Pat
 
 def train(run: Run, world: World, request: RunDirRequest, console: RunConsole, decide: DecideFn | None = None) -> Path:
     """Train the run of a record on this rank. Every rank of the world calls this. Returns the run folder."""
-    set_threads(run, world)
+    set_threads(run.device, world)
     prepared = prepare_on_all_ranks(run, world)
     run = prepared.run
     dataset = prepared.dataset
     check_same_config(run, world)
     if decide:
         run = decide(run, dataset, world, request, console)
-        set_threads(run, world)
+        set_threads(run.device, world)
     console.print(dataset.describe())
-    with locked_run_dir(run, world, request, lambda: check_init_from(run, make_spec(run, dataset))) as run_dir:
+    with locked_run_dir(run, world, request, lambda: check_init_from(run, make_spec(run.data, dataset))) as run_dir:
         duplicate = run_dir.completed_duplicate
         if duplicate:
             console.print(
@@ -328,7 +328,7 @@ def open_session(
 
     Lines that were written after that checkpoint are dropped from the files of the folder: those rounds come again.
     """
-    networks = build_networks(run, make_spec(run, dataset), world.device)
+    networks = build_networks(run, make_spec(run.data, dataset), world.device)
     checkpoints = Checkpoints(run_dir.checkpoints_dir, world, run.output.max_checkpoints)
     rollbacks = retire_undone_checkpoints(run_dir, world)
     resume_from = find_checkpoint(checkpoints, run, dataset, console)

@@ -78,7 +78,7 @@ def test_memory_and_operations_are_those_of_a_round_that_is_played(settings):
             run,
             World.solo(),
             tiny_run.make_dataset(),
-            build_networks(run, make_spec(run, tiny_run.make_dataset()), torch.device("cpu")),
+            build_networks(run, make_spec(run.data, tiny_run.make_dataset()), torch.device("cpu")),
         )
         play_round(s)
         counted = count_round_flops(*count_forward_flops(s.game), run.batch, 1)

@@ -22,8 +22,8 @@ def profile(tmp_path):
     from paragan.train.build import build_networks
 
     run = get_recipe("digits")
-    images = load_dataset(run)
-    pair = build_networks(resolve(run, images), make_spec(run, images), CPU)
+    images = load_dataset(run.data)
+    pair = build_networks(resolve(run, images), make_spec(run.data, images), CPU)
     g, d = (sum(p.numel() for p in net.parameters()) for net in (pair.g, pair.d))
     found = fake_profiles.make_profile(noise=64, memory=((16, 10**8), (64, 3 * 10**8)))
     path = tmp_path / "profile.yaml"

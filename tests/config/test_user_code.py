@@ -69,7 +69,7 @@ def session(run: Run, data: pg.Dataset, world: World | None = None, start: Any =
     world = world or World.solo()
     run = resolve(run, data)
     loaded = start and checkpoint.read_checkpoint(start, world.rank, world.size)
-    return build_session(run, world, data, build_networks(run, make_spec(run, data), world.device), loaded)
+    return build_session(run, world, data, build_networks(run, make_spec(run.data, data), world.device), loaded)
 
 
 def four_and_two_equal_six(game: str, strategy: dict[str, Any], world: World, folder: Path) -> bool:
@@ -351,7 +351,7 @@ def test_shared_and_frozen_layers_are_in_every_file(tmp_path):
     )
     then = session(run, data, start=saved)
     assert tiny_run.is_equal(tiny_run.session_state(first), tiny_run.session_state(then))
-    spec = make_spec(resolve(run, data), data)
+    spec = make_spec(resolve(run, data).data, data)
     save_model(tmp_path / "model", first.game.g.net, None, make_model_config(nets, spec, LabelPrior(()), ()))
     g = nets.generator(spec)
     read_consistent(tmp_path / "model").load_into(g)

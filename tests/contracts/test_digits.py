@@ -23,7 +23,7 @@ def two_kimg(world):
     """What model.safetensors holds after 2 kimg of `paragan train digits`."""
     run = dataclasses.replace(get_recipe("digits"), kimg=2.0)
     images = load_data("digits", resolution=8)
-    s = build_session(run, world, images, build_networks(run, make_spec(run, images), world.device))
+    s = build_session(run, world, images, build_networks(run, make_spec(run.data, images), world.device))
     while not s.clock.is_done:
         play_round(s)
     with recalibrated_bn(s.game.g, LatentSource(s.game.latent), s.game.labels, run.seed) as g:
@@ -57,7 +57,7 @@ def test_in_float64_ranks_give_the_networks_of_one(pool, ranks):
     def job(world):
         run = dataclasses.replace(get_recipe("digits"), kimg=2.0)
         images = load_data("digits", resolution=8)
-        pair = build_networks(run, make_spec(run, images), world.device)
+        pair = build_networks(run, make_spec(run.data, images), world.device)
         s = build_session(run, world, images, Networks(Double(pair.g), Double(pair.d), pair.latent))
         while not s.clock.is_done:
             play_round(s)

@@ -49,7 +49,7 @@ def listed(action):
 def played(run, recorder, rounds=8):
     images, world = tiny_run.make_dataset(), World.solo()
     run = resolve(run, images)
-    s = build_session(run, world, images, build_networks(run, make_spec(run, images), world.device))
+    s = build_session(run, world, images, build_networks(run, make_spec(run.data, images), world.device))
     s = rebind_to_world(run, world, images, dataclasses.replace(s.game, make_recorder=recorder), s.clock)
     for _ in range(rounds):
         play_round(s)
@@ -169,7 +169,7 @@ def test_recording_is_no_part_of_a_pace():
         return action
 
     world, run = World.solo(), resolve(run, images)
-    s = build_session(run, world, images, build_networks(run, make_spec(run, images), world.device))
+    s = build_session(run, world, images, build_networks(run, make_spec(run.data, images), world.device))
     game = dataclasses.replace(
         s.game, make_recorder=lambda: GraphRecorder(run.objective.penalties_due, slow, warmup_passes=0)
     )

@@ -60,7 +60,7 @@ def test_slopes_of_each_image_are_not_those_of_a_d_that_mixes_them(tmp_path):
 def test_spectral_norm_of_the_users_own_d_is_found(form):
     images, world = tiny_run.make_dataset(), World.solo()
     run = resolve(tiny_run.make_run("objective.clip=0.01", "nets.spectral=false"), images)
-    pair = build_networks(run, make_spec(run, images), world.device)
+    pair = build_networks(run, make_spec(run.data, images), world.device)
     own = Networks(pair.g, nn.Sequential(nn.Flatten(), nn.Sequential(form(nn.Linear(64, 1)))), pair.latent)
     with pytest.raises(UsageError, match=r"objective\.clip=0\.01: clips weights that spectral norm rescales"):
         build_session(run, world, images, own)

@@ -178,7 +178,7 @@ def test_model_files_have_no_state(tmp_path):
     play_round(s)
     save_model(tmp_path, s.game.g.net, s.game.d.net, {})
     run, images = resolve(run, tiny_run.make_dataset()), tiny_run.make_dataset()
-    fresh = build_networks(run, make_spec(run, images), s.world.device).d
+    fresh = build_networks(run, make_spec(run.data, images), s.world.device).d
     read_consistent(tmp_path).load_into(fresh, "discriminator")
     assert tiny_run.is_equal(fresh.state_dict(), strip_objective_state(s.game.d.net.state_dict()))
 

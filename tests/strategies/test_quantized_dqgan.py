@@ -148,7 +148,7 @@ def test_a_lossy_wire_carries_float32_only():
     of = tiny_run.make_run(strategy=Sync(wire=Int8()))
     data = tiny_run.make_dataset()
     of = resolve(of, data)
-    pair = build_networks(of, make_spec(of, data), torch.device("cpu"))
+    pair = build_networks(of, make_spec(of.data, data), torch.device("cpu"))
     pair.d.double()
     with pytest.raises(UsageError, match="D has float64 parameters"):
         build_game(of, pair, data, torch.device("cpu"))

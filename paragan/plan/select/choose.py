@@ -255,7 +255,7 @@ def _read_or_measure_profile(run: Run, auto: Auto, images: Dataset, world: World
 
 
 def _make_networks(run: Run, images: Dataset, world: World) -> Networks:
-    networks = build_networks(run, make_spec(run, images), world.device)
+    networks = build_networks(run, make_spec(run.data, images), world.device)
     return init_from_model(networks, Path(run.init_from)) if run.init_from else networks
 
 

@@ -184,7 +184,7 @@ class TrialSession:
         tune_malloc()
         self._apply_process_settings()
         self.session: Session = build_session(
-            run, world, images, build_networks(run, make_spec(run, images), world.device)
+            run, world, images, build_networks(run, make_spec(run.data, images), world.device)
         )
 
     def __call__(self) -> None:

@@ -114,7 +114,7 @@ class CheckpointCallback:
         classes = self.dataset.classes if game.labels is not None else ()
         config = make_model_config(
             run.nets,
-            make_spec(run, self.dataset),
+            make_spec(run.data, self.dataset),
             LabelPrior.from_labels(game.labels, len(classes)),
             classes,
             recipe=run.recipe,

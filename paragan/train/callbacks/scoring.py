@@ -343,7 +343,7 @@ def sweep_truncations(
     """
     if data:
         run = dataclasses.replace(run, data=dataclasses.replace(run.data, path=data))
-    dataset = load_dataset(run)
+    dataset = load_dataset(run.data)
     check_evaluation(evaluation, dataset)
     model = load_same_model(world, lambda: load_model(folder, world.device, nets, dataset))
     _check_classes(evaluation, dataset, model)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from paragan.comm.world import World
 from paragan.config.run import Run
+from paragan.config.sections import RollbackOptions
 from paragan.core.errors import Diverged
 from paragan.train import checkpoint
 from paragan.train.console import RunConsole
@@ -27,7 +28,7 @@ def roll_back(
     Raises:
         Diverged: the run went back `on_divergence.max_rollbacks` times before.
     """
-    message = _decide_rollback(run_dir, run, rollback_request) if world.is_main else ""
+    message = _decide_rollback(run_dir, run.on_divergence, rollback_request) if world.is_main else ""
     message = world.all_gather_str(message)[0]
     if message.startswith(ACTION_EXHAUSTED):
         raise Diverged(message.removeprefix(ACTION_EXHAUSTED), same_on_all_ranks=True)
@@ -35,12 +36,11 @@ def roll_back(
     retire_undone_checkpoints(run_dir, world)
 
 
-def _decide_rollback(run_dir: RunDir, run: Run, rollback_request: RollbackRequested) -> str:
+def _decide_rollback(run_dir: RunDir, options: RollbackOptions, rollback_request: RollbackRequested) -> str:
     """Write the line of health.jsonl on rank 0, and return the message for all ranks."""
     finding = rollback_request.finding
     kimg = rollback_request.images / 1000
     step = rollback_request.step
-    options = run.on_divergence
     previous = read_rollbacks(run_dir.path)
     if len(previous) >= options.max_rollbacks:
         append_finding(run_dir.path, finding, kimg, step, ACTION_EXHAUSTED)

@@ -67,7 +67,7 @@ def compare_with_teacher(run: Run, student_run_dir: Path, world: World, console:
 
     All ranks call this.
     """
-    dataset = load_dataset(run)
+    dataset = load_dataset(run.data)
     console.print(f"scoring {run.evaluation.count:,} fakes of {run.distill_from} and of {student_run_dir}")
     teacher = _measure_model(Path(run.distill_from), run, dataset, world)
     student = _measure_model(student_run_dir, run, dataset, world)

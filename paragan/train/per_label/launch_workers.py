@@ -13,6 +13,7 @@ import torch
 from paragan.comm.world import LaunchInfo, World
 from paragan.config.resolve import make_spec
 from paragan.config.run import Run
+from paragan.config.sections import DataOptions
 from paragan.core.errors import UsageError
 from paragan.core.schema import diff, from_dict, read_yaml, to_dict
 from paragan.data.dataset import Dataset
@@ -46,7 +47,7 @@ def train_per_label(
     console = RunConsole(launch_info.rank == 0)
     world = World.join(launch_info, device, run.timeout_s)
     with leave_on_error(world):
-        set_threads(run, world)
+        set_threads(run.device, world)
         prepared = prepare_on_all_ranks(run, world)
         run = prepared.run
         dataset = prepared.dataset
@@ -58,7 +59,7 @@ def train_per_label(
         strategy = run.per_label
         assert strategy is not None
         ranks = strategy.ranks_of_label(world.rank, world.size, len(jobs))
-        on_all_ranks(world, lambda: _check_ranks_per_label(run, strategy, len(ranks)))
+        on_all_ranks(world, lambda: _check_ranks_per_label(run.lanes, strategy, len(ranks)))
     lines = [
         *reasons,
         *dataset.describe().splitlines(),
@@ -84,12 +85,12 @@ def leave_on_error(world: World) -> Iterator[None]:
         raise
 
 
-def _check_ranks_per_label(run: Run, strategy: PerLabel, ranks: int) -> bool:
+def _check_ranks_per_label(lanes: int, strategy: PerLabel, ranks: int) -> bool:
     """Raise UsageError if so many ranks cannot train a label together; else return True."""
-    if ranks > run.lanes:
+    if ranks > lanes:
         raise UsageError(
-            f"--lanes {run.lanes}: {ranks} ranks of a label cannot share them. "
-            f"Use --strategy.ranks_per_label={run.lanes}"
+            f"--lanes {lanes}: {ranks} ranks of a label cannot share them. "
+            f"Use --strategy.ranks_per_label={lanes}"
         )
     strategy.per_label_strategy.check(ranks)
     return True
@@ -100,7 +101,7 @@ def _prepare_run_dir(run: Run, dataset: Dataset, request: RunDirRequest, world: 
     if not world.is_main:
         return "."
     jobs = make_jobs(run, dataset, Path())  # before a folder is created: it refuses what cannot be trained
-    label_spec = replace(make_spec(run, dataset), classes=0)
+    label_spec = replace(make_spec(run.data, dataset), classes=0)
     run_dir = select_shared_run_dir(
         request, run, lambda path: is_finished(path, dataset), lambda: check_init_from(run, label_spec)
     )
@@ -111,9 +112,9 @@ def _prepare_run_dir(run: Run, dataset: Dataset, request: RunDirRequest, world: 
         model = path / "model"
         prior = LabelPrior.from_labels(dataset.labels, len(dataset.classes))
         counts = [job.num_images for job in sorted(jobs, key=lambda job: job.label)]
-        _check_same_dataset(model, dataset, run)
+        _check_same_dataset(model, dataset, run.data)
         init_per_label_model(
-            model, make_spec(run, dataset), prior, dataset.classes, data=dataset.fingerprint, images=counts
+            model, make_spec(run.data, dataset), prior, dataset.classes, data=dataset.fingerprint, images=counts
         )
         draw_reals(dataset, path, nets=run.nets)
     except OSError as error:
@@ -121,13 +122,13 @@ def _prepare_run_dir(run: Run, dataset: Dataset, request: RunDirRequest, world: 
     return str(path)
 
 
-def _check_same_dataset(model: Path, dataset: Dataset, run: Run) -> None:
+def _check_same_dataset(model: Path, dataset: Dataset, options: DataOptions) -> None:
     """Raise UsageError if the generators of a folder were trained on other images: these may have other labels."""
     if not (model / "config.json").exists():
         return
     if read_model_config(model).get("data") != dataset.fingerprint:
         raise UsageError(
-            f"--data {run.data.redacted_path}: not the images that {model.parent} is trained on. "
+            f"--data {options.redacted_path}: not the images that {model.parent} is trained on. "
             "Use those, or another --run-dir"
         )
 

@@ -32,10 +32,10 @@ def retrain(path: Path, label_text: str, seed: int | None) -> list[str]:
     Returns:
         Lines that say what was done.
     """
-    folder, run, classes = _open_per_label_run(path)
+    folder, run, lease_queue, classes = _open_per_label_run(path)
     lines: list[str] = []
     for label in parse_labels(label_text, classes):
-        lease_queue, entry = _require_idle(folder, run, label)
+        entry = _require_idle(lease_queue, label)
         trained_dir = find_label_dir(folder, label)
         seeds = read_label_seeds(folder)
         new_seed = seed
@@ -58,7 +58,7 @@ def replace_label(path: Path, label_text: str, replacement: Path) -> list[str]:
     Raises:
         UsageError: it makes other images, or several labels are named.
     """
-    folder, run, classes = _open_per_label_run(path)
+    folder, run, lease_queue, classes = _open_per_label_run(path)
     label, *more = parse_labels(label_text, classes)
     if more:
         raise UsageError(f"--replace-with {replacement}: is for one label, and {label_text} are several. Name one")
@@ -69,29 +69,29 @@ def replace_label(path: Path, label_text: str, replacement: Path) -> list[str]:
             f"--replace-with {replacement}: makes {_describe_spec(model.spec)}, and a label of {folder} has "
             f"{_describe_spec(label_spec)}"
         )
-    lease_queue, entry = _require_idle(folder, run, label)
+    entry = _require_idle(lease_queue, label)
     source = find_model_dir(replacement)
     install_label_model(folder / "model", label, source)
     _set_state(lease_queue, label, entry, "done", replaced=str(source.absolute()), images=0, seconds=0.0)
     return [f"label {label} ({classes[label]}) is {source} from now on; {_NEXT_STEP.format(folder)}"]
 
 
-def _open_per_label_run(path: Path) -> tuple[Path, Run, tuple[str, ...]]:
+def _open_per_label_run(path: Path) -> tuple[Path, Run, LeaseQueue, tuple[str, ...]]:
+    """Return the folder, the run, the queue and the classes. Raises UsageError if the run has another strategy."""
     folder = require_run_dir(path)
     run = load_run(folder)
     if not run.per_label:
         raise UsageError(f"{folder}: no per-label run, its strategy is {run.strategy.name}")
-    return folder, run, load_model(folder, nets=run.nets).classes
-
-
-def _require_idle(folder: Path, run: Run, label: int) -> tuple[LeaseQueue, LeaseEntry | None]:
-    """Return the queue and the last entry of a label. Raises UsageError if a worker may be training it."""
-    assert run.per_label is not None
     lease_queue = LeaseQueue(folder / "queue", run.per_label.lease_s)
+    return folder, run, lease_queue, load_model(folder, nets=run.nets).classes
+
+
+def _require_idle(lease_queue: LeaseQueue, label: int) -> LeaseEntry | None:
+    """Return the last entry of a label in the queue. Raises UsageError if a worker may be training it."""
     entry = lease_queue.entry(f"{label:04d}")
     if entry and lease_queue.is_busy(entry):
         raise UsageError(f"label {label} is being trained by {entry.worker}. Wait, or stop it first")
-    return lease_queue, entry
+    return entry
 
 
 def _set_state(lease_queue: LeaseQueue, label: int, entry: LeaseEntry | None, state: str, **metadata: Any) -> None:

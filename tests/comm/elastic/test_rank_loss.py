@@ -25,7 +25,8 @@ from processes import (
 
 pytestmark = [pytest.mark.kill, pytest.mark.timeout(240)]
 
-GOSSIP = ("--strategy=gossip", "--lanes=4", "--strategy.peer_timeout_s=1.5", "--kimg=4.8")  # 300 steps
+PEER_TIMEOUT_S = 3
+GOSSIP = ("--strategy=gossip", "--lanes=4", f"--strategy.peer_timeout_s={PEER_TIMEOUT_S}", "--kimg=4.8")  # 300 steps
 LAST_STEP = 300
 
 
@@ -109,7 +110,7 @@ def test_killed_rank_is_taken_back(victim, strategy, tmp_path, processes):
     ranks = RankProcesses(tmp_path / "run", processes, f"--strategy={strategy}")
     wait_for_step(ranks.run, 40)
     ranks.send_signal(signal.SIGKILL, victim)
-    assert longest_pause(ranks.run, 2) < 2
+    assert longest_pause(ranks.run, PEER_TIMEOUT_S) < PEER_TIMEOUT_S
     others = [rank for rank in range(4) if rank != victim]
     lost = ranks.wait_for_event(lambda row: row["lost"] == [victim])
     assert lost["members"] == others
@@ -125,7 +126,7 @@ def test_frozen_rank_is_left_out_until_it_wakes(tmp_path, processes):
     ranks = RankProcesses(tmp_path / "run", processes)
     wait_for_step(ranks.run, 40)
     ranks.send_signal(signal.SIGSTOP, 0)
-    assert longest_pause(ranks.run, 5) < 3 * 1.5
+    assert longest_pause(ranks.run, 3 * PEER_TIMEOUT_S) < 3 * PEER_TIMEOUT_S
     ranks.wait_for_event(lambda row: row["lost"] == [0])
     ranks.send_signal(signal.SIGCONT, 0)
     ranks.wait_for_event(lambda row: row["joined"] == [0])

@@ -530,7 +530,7 @@ def test_a_stand_in_is_wired_as_the_game_is(name: str):
     world = VirtualWorld(4)
     game = build_game(
         asked,
-        build_networks(asked, make_spec(asked, tiny_run.make_dataset()), world.device),
+        build_networks(asked, make_spec(asked.data, tiny_run.make_dataset()), world.device),
         tiny_run.make_dataset(),
         world.device,
     )

@@ -44,7 +44,7 @@ FAST = ProfileOptions(seconds=1, noise_kimg=0.1)
 def measured(run, asked=FAST):
     images = tiny_run.make_dataset()
     run = resolve(run, images)
-    return profile_run(run, images, lambda: build_networks(run, make_spec(run, images), CPU), CPU, asked)
+    return profile_run(run, images, lambda: build_networks(run, make_spec(run.data, images), CPU), CPU, asked)
 
 
 @pytest.fixture(scope="module")

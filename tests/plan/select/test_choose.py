@@ -197,13 +197,13 @@ def test_a_rank_that_freezes_while_one_is_chosen_is_noticed_after_the_timeout(tm
         "digits",
         "--strategy=auto",
         "--strategy.measure_s=2",
-        "--timeout_s=2",
+        "--timeout_s=10",
         f"--run-dir={tmp_path}/run",
     ]
     ranks = processes.start_ranks(2, *line)
     wait_until(lambda: "profiling one worker" in ranks[0].out, description="rank 0 measures")
     ranks[0].send_signal(signal.SIGSTOP)
-    assert ranks[1].wait(30) == 1
+    assert ranks[1].wait() == 1
     assert "rank 0 was lost" in ranks[1].err
     assert not (tmp_path / "run").exists()
 
