@@ -21,7 +21,7 @@ from paragan.core.schema import config_class
 from paragan.nets import Spec
 
 RECIPE = str(Path(__file__).with_suffix(".yaml"))
-SPREAD = 0.05  # standard deviation of a mode; neighbours are 0.77 (ring) and 0.5 (square) apart
+SPREAD = 0.05  # standard deviation of a mode; neighbors are 0.77 (ring) and 0.5 (square) apart
 
 
 def modes(name: str) -> np.ndarray:

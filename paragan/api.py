@@ -178,13 +178,13 @@ class _UserNetwork(nn.Module):
     def __init__(self, network: Any, role: str):
         super().__init__()
         if not isinstance(network, nn.Module) and not hasattr(network, "model_fn"):
-            raise UsageError(f"the {role} is neither an nn.Module nor an object with model_fn")
+            raise UsageError(f"{role}: is neither an nn.Module nor an object with model_fn. Use a torch.nn.Module")
         is_module = isinstance(network, nn.Module)
         self.layers = network if is_module else nn.ModuleDict(_collect_layers(network))
         self.loose_parameters = nn.ParameterList(() if is_module else _collect_parameters(network))
         self._call: Any = network.model_fn if hasattr(network, "model_fn") else network
         if not any(p.requires_grad for p in self.parameters()):
-            raise UsageError(f"the {role} has no parameters to train. Store its layers as attributes, in __init__")
+            raise UsageError(f"{role}: has no parameters to train. Store its layers as attributes, in __init__")
 
 
 class _UserGenerator(_UserNetwork):
@@ -209,7 +209,7 @@ class _UserDiscriminator(_UserNetwork):
     def _one_logit_per_image(self, logits: Tensor, x: Tensor) -> Tensor:
         if logits.dim() == 0 or len(logits) != len(x):
             raise UsageError(
-                f"the discriminator returns {list(logits.shape)} for {len(x)} images; logits are [{len(x)}]"
+                f"discriminator: returned {list(logits.shape)} for {len(x)} images. Return logits of [{len(x)}]"
             )
         return logits.flatten(1).mean(1) if logits.dim() > 1 else logits
 
@@ -390,7 +390,7 @@ class ScalingManager:
             self._session = build_session(self.run, self.world, self.dataset, networks)
             self._estimator = gan
         elif gan is not self._estimator:
-            raise UsageError("this ScalingManager already trains another Estimator. Use a ScalingManager for each")
+            raise UsageError("ScalingManager: already trains another Estimator. Use a ScalingManager for each")
         return self._session
 
     def _broadcast_weights(self, networks: Networks) -> None:
@@ -439,7 +439,7 @@ def build_scaled_run(config: Config, bs: int, num_workers: int) -> Run:
 
 def _check_type(name: str, value: object, kind: type, expected: str) -> None:
     if not isinstance(value, kind):
-        raise UsageError(f"{name} is of type {type(value).__name__}. Use {expected}")
+        raise UsageError(f"{name}: is of type {type(value).__name__}. Use {expected}")
 
 
 def _separate_real_fake(device: DeviceOptions) -> DeviceOptions:

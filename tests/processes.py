@@ -204,7 +204,7 @@ class CliProcesses:
         for process in self._started:
             process.wait() if isinstance(process, subprocess.Popen) else process.join()
         for log in sorted(self.folder.glob("process*.err")):
-            print(f"{log.name}:", log.read_text(errors="replace")[-2000:])
+            sys.stdout.write(f"{log.name}: {log.read_text(errors='replace')[-2000:]}\n")
 
     def _log(self) -> Path:
         return self.folder / f"process{len(self._started)}"

@@ -50,7 +50,9 @@ def make_session(config: Run, world: World | None = None, checkpoint_dir: Any = 
     data = make_dataset()
     config = resolve(config, data)
     loaded = checkpoint_dir and checkpoint.read_checkpoint(checkpoint_dir, world.rank, world.size)
-    return build_session(config, world, data, build_networks(config, make_spec(config.data, data), world.device), loaded)
+    return build_session(
+        config, world, data, build_networks(config, make_spec(config.data, data), world.device), loaded
+    )
 
 
 def play_rounds(config: Run, rounds: int, world: World | None = None) -> dict[str, Tensor]:

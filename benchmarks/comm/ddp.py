@@ -65,7 +65,7 @@ BLOCK_S = 2.0
 
 @dataclass(frozen=True)
 class Case:
-    """One comparison: a run and its images."""
+    """A run and its images, which both implementations train."""
 
     name: str
     run: Run

@@ -254,7 +254,7 @@ def repeatable(line: Mapping[str, Any]) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Result:
-    """What a case left on one side. error: of the command that failed, else empty."""
+    """Result of a case in one checkout. error: of the command that failed, else empty."""
 
     seconds: float
     tensors: dict[str, str]
@@ -343,7 +343,7 @@ class Checkout:
         return argument
 
     def has_field(self, field: str, cwd: Path) -> bool:
-        """Whether a field, or one below it, can be set."""
+        """Return whether a field, or one below it, can be set."""
         return any(name == field or name.startswith(f"{field}.") for name in self.fields(cwd))
 
     def play(self, commands: Sequence[str], timeout_s: float, *, extra: Sequence[str] = (), translate: bool) -> Result:
@@ -400,7 +400,7 @@ def unmatched(mine: Mapping[str, str], others: Mapping[str, str]) -> list[str]:
 
 
 def same_number(a: float, b: float) -> bool:
-    """Whether two numbers are equal, or both NaN."""
+    """Return whether two numbers are equal, or both NaN."""
     return a == b or (math.isnan(a) and math.isnan(b))
 
 

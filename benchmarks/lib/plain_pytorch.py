@@ -82,7 +82,7 @@ def logits_of(output: Tensor | DiscriminatorOutput) -> Tensor:
 
 
 class PlainTrainer:
-    """One loop over two networks, as tutorials write it.
+    """Train a GAN in a plain PyTorch loop, as tutorials write it.
 
     D is not frozen in G's turn, D's turn builds G's graph and cuts it with detach, spectral norm iterates in every
     forward pass, the optimizers are torch's default Adam, the EMA is a Python loop over parameters. Its data are free:

@@ -169,7 +169,7 @@ def measure(workers: int, labels: int, seconds: float, model_kb: int, where: str
 
 
 def summarize(reports: Sequence[Mapping[str, Any]], times: Mapping[int, float]) -> dict[str, Any]:
-    """What all workers say together, in seconds of wall clock or of all workers' time."""
+    """Sum the reports of all workers: seconds of wall clock, and of all workers' time."""
     began, done = min(t["began"] for t in reports), max(end for t in reports for _, end in t["spans"])
     first_left = min([t["left"] for t in reports if t["left"]] + [done])
     spent = {part: sum(t["spent"][part] for t in reports) for part in reports[0]["spent"]}
@@ -222,7 +222,7 @@ def list_schedule(order: Sequence[float], workers: int) -> dict[str, float]:
 
 
 def format_rows(results: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """What was measured beside what was simulated."""
+    """Return table rows: the measured schedule, then the simulated ones."""
     rows = {"measured": results} | {f"simulated, {name}": row for name, row in results["simulated"].items()}
     return [
         (

@@ -1,4 +1,4 @@
-"""What `--strategy auto` chooses here, beside what every strategy that it compares measures.
+"""Compare the choice of `--strategy auto` with the measured time of every strategy it compares.
 
     python -m benchmarks.plan.auto --json benchmarks/results/auto.json                 1, 2 and 4 ranks, about 6 minutes
 

@@ -126,7 +126,7 @@ def _bench_data(options: argparse.Namespace, rest: list[str], arguments: list[st
 
     check_no_extra_arguments(rest)
     if options.batch < 1 or not 0 < options.seconds < 1e5:
-        raise UsageError("--batch must be 1 or more, and --seconds above 0")
+        raise UsageError("--batch, --seconds: out of range. Use --batch 1 or more, --seconds above 0")
     images = load_data(options.data, resolution=options.resolution, cache="stream")
     assert isinstance(images.images, StreamingImages)
     sys.stdout.write(images.describe() + "\n")
@@ -140,7 +140,10 @@ def _bench_data(options: argparse.Namespace, rest: list[str], arguments: list[st
 def _bench_strategies(options: argparse.Namespace, rest: list[str], arguments: list[str]) -> int:
     check_no_extra_arguments(rest)
     if options.rounds < 1 or not 0 <= options.compute_ms < 1e6 or not 0 <= options.compute_share <= 1:
-        raise UsageError("--rounds must be 1 or more, --compute-ms from 0 to 1e6, and --compute-share from 0 to 1")
+        raise UsageError(
+            "--rounds, --compute-ms, --compute-share: out of range. Use --rounds 1 or more, --compute-ms from 0 to "
+            "1e6, --compute-share from 0 to 1"
+        )
     _check_ranks(options.ranks)
     strategies = _parse_strategies(options.strategies)
     check_writable("--json", options.json)

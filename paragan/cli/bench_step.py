@@ -49,7 +49,7 @@ def _bench_step(options: argparse.Namespace, rest: list[str], arguments: list[st
     from paragan.plan.profile.table import format_profile
 
     if LaunchInfo.from_environment().size > 1:
-        raise UsageError("bench step measures one worker. Start it without a launcher")
+        raise UsageError("bench step: measures one worker. Start it without a launcher")
     check_writable("--out", options.out)
     profile_options = _profile_options(options)
     profile, file = measure_run_profile(_build_run(options, rest), profile_options)
@@ -76,7 +76,7 @@ def _profile_options(options: argparse.Namespace) -> ProfileOptions:
     try:
         return from_dict(ProfileOptions, {"batches": [int(word) for word in words], **fields})
     except UsageError as error:
-        raise UsageError(f"--{str(error).replace('_', '-', 1)}") from error
+        raise UsageError("--" + str(error).replace("_", "-", 1)) from error
 
 
 def _build_run(options: argparse.Namespace, rest: list[str]) -> Run:

@@ -24,7 +24,7 @@ class Parser(argparse.ArgumentParser):
     """An argument parser that raises UsageError with one line, where argparse prints its usage and exits."""
 
     def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message} (see `{self.prog} --help`)")
+        raise UsageError(message + f" (see `{self.prog} --help`)")
 
 
 def add_command(

@@ -151,11 +151,11 @@ def _follow(options: argparse.Namespace, folder: Path, run: Run, evaluation: Any
 
 def _check_follow_options(options: argparse.Namespace, ranks: int) -> None:
     if ranks > 1:
-        raise UsageError("--follow runs as one process. Start it without a launcher")
+        raise UsageError("--follow: runs as one process. Start it without a launcher")
     if options.truncation != "1" or options.seed is not None or options.data:
-        raise UsageError("--follow uses the protocol of the run. Leave --truncation, --seed and --data out")
+        raise UsageError("--follow: uses the protocol of the run. Leave --truncation, --seed and --data out")
     if not options.patience >= 0:
-        raise UsageError(f"--patience {options.patience}: use 0 or more")
+        raise UsageError(f"--patience={options.patience}: must not be negative. Use 0 or more")
 
 
 @contextlib.contextmanager

@@ -1,7 +1,7 @@
 """`paragan report`: one page about a run, or a comparison of several.
 
 `paragan.report` only reads files. This command also makes the figures that need the model and the data (nearest
-neighbours, interpolations), if those in the run folder are missing or of an older model.
+neighbors, interpolations), if those in the run folder are missing or of an older model.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def add_report_command(commands: Any) -> None:
     p.add_argument("run_dirs", nargs="+", metavar="RUN_DIR")
     p.add_argument("--out", metavar="FILE.html", help="RUN_DIR/report.html; for several runs ./comparison.html")
     p.add_argument("--as-is", action="store_true", help="show what is in the folders; load no model and no data")
-    p.add_argument("--features", default="pixels", metavar="SPACE", help="the space of nearest neighbours (pixels)")
+    p.add_argument("--features", default="pixels", metavar="SPACE", help="the space of nearest neighbors (pixels)")
     p.add_argument("--inception", metavar="FILE", help="weights of the 2015-12-05 Inception")
     p.add_argument("--data", metavar="PATH", help="the data of the run, if they have moved")
     add_nets_option(p)
@@ -78,7 +78,7 @@ def _make_figures(folders: list[Path], options: argparse.Namespace) -> None:
         except (UsageError, OSError) as error:
             if has_options:
                 raise
-            sys.stderr.write(f"{folder}: no neighbours and interpolations: {' '.join(str(error).split())}\n")
+            sys.stderr.write(f"{folder}: no neighbors and interpolations: {' '.join(str(error).split())}\n")
 
 
 def _make_run_figures(folder: Path, options: argparse.Namespace, load_cached: Callable[[Any], Any]) -> None:

@@ -45,7 +45,7 @@ def add_sample_command(commands: Any) -> None:
 def _sample(options: argparse.Namespace, rest: list[str], arguments: list[str]) -> int:
     check_no_extra_arguments(rest)
     if options.count < 1:
-        raise UsageError(f"--count {options.count}: use 1 or more")
+        raise UsageError(f"--count={options.count}: must be positive. Use 1 or more")
     check_truncation(options.truncation)
     check_seed(options.seed)
     if options.video:
@@ -89,7 +89,10 @@ def _save_video(options: argparse.Namespace) -> int:
     from paragan.models.video import MIN_SIDE_PIXELS, check_video_options, write_video
 
     if not 0 < options.seconds <= 3600 or not 1 <= options.fps <= 120 or options.stops < 2:
-        raise UsageError("--seconds must be above 0 and at most 3600, --fps from 1 to 120, --stops 2 or more")
+        raise UsageError(
+            "--seconds, --fps, --stops: out of range. Use --seconds above 0 and at most 3600, --fps from 1 to 120, "
+            "--stops 2 or more"
+        )
     check_video_options(Path(options.video), options.fps)
     num_frames = max(2, int(options.seconds * options.fps))
     if options.stops > num_frames:

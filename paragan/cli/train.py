@@ -142,7 +142,7 @@ def resolve_run(options: argparse.Namespace, rest: list[str]) -> tuple[Run, RunD
     run_dir = Path(options.run_dir) if options.run_dir else None
     if options.resume not in ("auto", "never"):
         if run_dir:
-            raise UsageError("--resume PATH and --run-dir name two run folders. Use one of them")
+            raise UsageError("--resume PATH: --run-dir names a run folder too. Use one of them")
         try:
             run_dir = require_run_dir(Path(options.resume))
         except UsageError as error:  # other ranks may see it
@@ -173,7 +173,7 @@ def train_on_ranks(
     launched = launch_info.size > 1 or "RANK" in os.environ
     ranks = launch_info.size if options.ranks is None else options.ranks
     if ranks < 1:
-        raise UsageError(f"--ranks {ranks}: use 1 or more")
+        raise UsageError(f"--ranks={ranks}: must be positive. Use 1 or more")
     if launched and ranks != launch_info.size:
         raise UsageError(f"--ranks {ranks}: the launcher started {launch_info.size}. Leave --ranks out")
     validate(run, ranks)

@@ -1,11 +1,11 @@
-"""Gossip that does not wait: a rank averages with a slow neighbour as often as the link allows, and trains on.
+"""Gossip that does not wait: a rank averages with a slow neighbor as often as the link allows, and trains on.
 
 After AD-PSGD (Lian, Zhang, Zhang and Liu 2018), made symmetric. Both ends of a link number their swaps. For the k-th
 swap each end sends its parameters as they are when it reaches that swap, and continues. When the other's parameters
 arrive, at whatever step that is, it moves by w (received - sent). What one end gains the other loses, so the mean over
 ranks is kept under any delay. A rank waits for a swap that it started `max_staleness` of its own steps ago.
 
-Between steps, a rank that waits for anything else must continue to swap, since a neighbour may be waiting for one.
+Between steps, a rank that waits for anything else must continue to swap, since a neighbor may be waiting for one.
 `barrier` does that until all ranks have arrived; it comes before anything that all ranks do together. `drain` also
 completes all swaps; it comes before a checkpoint. Swaps use gloo groups of two ranks, and a `WaitThread` waits for
 them.
@@ -43,11 +43,11 @@ class PendingSwap:
 
 
 class AsyncGossip:
-    """x_i += w_ij (x_j received - x_i sent) for every neighbour j, when its message has arrived.
+    """x_i += w_ij (x_j received - x_i sent) for every neighbor j, when its message has arrived.
 
-    weights          : w_ij of each neighbour j, the same at both ends
-    groups           : of this rank and neighbour j
-    make_wait_thread : makes the thread that waits for a neighbour's messages
+    weights          : w_ij of each neighbor j, the same at both ends
+    groups           : of this rank and neighbor j
+    make_wait_thread : makes the thread that waits for a neighbor's messages
     max_staleness    : how many steps may pass until a swap is waited for
     tag              : separates this player's messages from those of the other player
     """
@@ -65,7 +65,7 @@ class AsyncGossip:
         self.max_staleness = max_staleness
         self.tag = tag
         self._buckets: dict[int, Bucket] = {}
-        self._pending_swaps: dict[tuple[int, int], PendingSwap] = {}  # in flight, by (neighbour, bucket)
+        self._pending_swaps: dict[tuple[int, int], PendingSwap] = {}  # in flight, by (neighbor, bucket)
         self._started_swaps: dict[tuple[int, int], int] = {}  # how many were started
         self._wait_threads: dict[tuple[int, int], WaitThread] = {}
         self._step = 0  # the latest

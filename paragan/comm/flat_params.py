@@ -55,10 +55,12 @@ class FlatParams:
         named = [(name, p) for name, p in net.named_parameters() if p.requires_grad][::-1]
         self.parameters = [p for _, p in named]
         if not self.parameters:
-            raise UsageError(f"{type(net).__name__} has no parameters to train")
+            raise UsageError(f"{type(net).__name__}: has no parameters to train")
         like = self.parameters[0]
         if any((p.dtype, p.device) != (like.dtype, like.device) for p in self.parameters):
-            raise UsageError("the parameters of a network must have one dtype, and be on one device")
+            raise UsageError(
+                f"{type(net).__name__}: has parameters of several dtypes or devices. Use one dtype and one device"
+            )
         step = ALIGN_BYTES // like.itemsize
         starts: list[int] = []
         total = 0

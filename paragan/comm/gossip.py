@@ -1,6 +1,6 @@
-"""Gossip: every replica averages its parameters with a few neighbours, and so approaches the mean of all.
+"""Gossip: every replica averages its parameters with a few neighbors, and so approaches the mean of all.
 
-Which neighbours, and with what weights, says a mixing matrix W (comm/topology.py). W is doubly stochastic, so a step
+Which neighbors, and with what weights, says a mixing matrix W (comm/topology.py). W is doubly stochastic, so a step
 keeps the mean over ranks.
 """
 
@@ -21,7 +21,7 @@ from paragan.comm.traffic import Traffic
 
 @dataclass(frozen=True)
 class Gossip:
-    """Average with the neighbours: x_i <- sum_j W_ij x_j, `rounds` times a step (DPOSG: Liu et al. 2020, W^t).
+    """Average with the neighbors: x_i <- sum_j W_ij x_j, `rounds` times a step (DPOSG: Liu et al. 2020, W^t).
 
     The first message is sent when the round begins, and is averaged in after backward, before the optimizer steps.
     """
@@ -57,7 +57,7 @@ class CompressedGossip:
 
     The paper has one copy for each rank. Here every link has its own, so that the graph may change from step to step;
     on a fixed graph both are the same. The mean over ranks is kept for every doubly stochastic W. The copies are bucket
-    states, two for each neighbour ("sent_copy +1", "recv_copy -1": by the distance of the ranks).
+    states, two for each neighbor ("sent_copy +1", "recv_copy -1": by the distance of the ranks).
     """
 
     topology: Topology

@@ -172,7 +172,7 @@ class _StaticTopology:
 
 @config_class
 class Ring(_StaticTopology):
-    """Both neighbours on a circle: averages slowly beyond 16 ranks."""
+    """Both neighbors on a circle: averages slowly beyond 16 ranks."""
 
     name: Literal["ring"] = "ring"
 
@@ -182,7 +182,7 @@ class Ring(_StaticTopology):
 
 @config_class
 class Torus(_StaticTopology):
-    """Four neighbours on a grid that wraps around, as square as the number of ranks allows."""
+    """Four neighbors on a grid that wraps around, as square as the number of ranks allows."""
 
     name: Literal["torus"] = "torus"
 
@@ -205,7 +205,7 @@ class Torus(_StaticTopology):
 
 @config_class
 class Hypercube(_StaticTopology):
-    """One neighbour for every bit of a rank's number; for powers of two."""
+    """One neighbor for every bit of a rank's number; for powers of two."""
 
     name: Literal["hypercube"] = "hypercube"
 

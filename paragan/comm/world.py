@@ -72,7 +72,8 @@ class LaunchInfo:
             names = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE")
         elif "RANK" in env or "WORLD_SIZE" in env:
             raise UsageError(
-                "RANK and WORLD_SIZE belong together: set both, as torchrun does, or neither", same_on_all_ranks=False
+                "RANK, WORLD_SIZE: only one of them is set. Set both, as torchrun does, or neither",
+                same_on_all_ranks=False,
             )
         else:
             return LaunchInfo()
@@ -81,7 +82,9 @@ class LaunchInfo:
         local_rank = _read_int(env, names[2], 0)
         local_size = _read_int(env, names[3], 1)
         if not 0 <= rank < size:
-            raise UsageError(f"{names[0]}={rank} must be less than {names[1]}={size}", same_on_all_ranks=False)
+            raise UsageError(
+                f"{names[0]}={rank}: must be from 0 to {size - 1}, since {names[1]}={size}", same_on_all_ranks=False
+            )
         return LaunchInfo(rank, size, local_rank, max(local_size, local_rank + 1))
 
 
@@ -90,7 +93,7 @@ def _read_int(env: Mapping[str, str], name: str, default: int | None = None) -> 
     text = env.get(name, "" if default is None else str(default))
     digits = text.split("(")[0].split(",")[0]  # SLURM writes 4(x2): 4 tasks on each of 2 nodes
     if not digits.isdigit():
-        raise UsageError(f"{name}={text!r} must be a number, as torchrun and srun set it", same_on_all_ranks=False)
+        raise UsageError(f"{name}={text!r}: must be a number, as torchrun and srun set it", same_on_all_ranks=False)
     return int(digits)
 
 
@@ -102,11 +105,11 @@ def master_address(env: Mapping[str, str]) -> tuple[str, int]:
     """
     address = env.get("MASTER_ADDR") or _first_host(env.get("SLURM_STEP_NODELIST", ""))
     if not address:
-        raise UsageError("MASTER_ADDR is not set: start with torchrun, srun or --ranks N")
+        raise UsageError("MASTER_ADDR: is not set. Start with torchrun, srun or --ranks N")
     job = _read_int(env, "SLURM_JOB_ID", 0)
     port = _read_int(env, "MASTER_PORT", 29500 + job % 10000)
     if not 0 < port < 65536:
-        raise UsageError(f"MASTER_PORT={port} must be between 1 and 65535", same_on_all_ranks=False)
+        raise UsageError(f"MASTER_PORT={port}: must be between 1 and 65535", same_on_all_ranks=False)
     return address, port
 
 

@@ -40,7 +40,7 @@ class HealthOptions:
     d_saturation           : D classifies so many images correctly, and its gradient has vanished
     max_replica_drift      : replicas are so far from their mean, relative to its norm
     max_consensus_distance : ranks with players of their own (gossip) are so far from their mean
-    max_roughness          : the data of one label look like noise (1: neighbouring pixels are unrelated)
+    max_roughness          : the data of one label look like noise (1: neighboring pixels are unrelated)
     """
 
     enabled: bool = True

@@ -24,7 +24,9 @@ RenderFn = Callable[[np.ndarray, np.ndarray], np.ndarray]  # (samples [n, ...], 
 def validate_user_nets(nets: Any) -> None:
     """Raise UsageError if networks define neither the size of the latent nor another input of G."""
     if conditioning_input_of(nets) is None and not (isinstance(getattr(nets, "latent", None), int) and nets.latent > 0):
-        raise UsageError("it needs latent (the size of z) or conditioning_input(real) (what G gets in place of z)")
+        raise UsageError(
+            "latent: is missing. Define latent (the size of z) or conditioning_input(real) (what G gets in place of z)"
+        )
 
 
 AnyNets = Annotated[Nets, or_user_class(validate_user_nets, "generator", "discriminator"), name_shorthand]

@@ -21,10 +21,10 @@ def validate(run: Run, ranks: int = 1) -> None:
         if batch % run.lanes:
             down = batch - batch % run.lanes or run.lanes
             raise UsageError(
-                f"{name} {batch} does not divide into --lanes {run.lanes}: try {name} {down} or {down + run.lanes}"
+                f"{name}={batch}: does not divide into --lanes {run.lanes}. Use {name} {down} or {down + run.lanes}"
             )
     if ranks > run.lanes and not run.per_label:
-        raise UsageError(f"{ranks} ranks cannot share --lanes {run.lanes}: start at most {run.lanes} ranks")
+        raise UsageError(f"--lanes={run.lanes}: {ranks} ranks cannot share them. Start at most {run.lanes} ranks")
     run.strategy.check(ranks)
     if run.device.kind == "mps" and ranks > 1:
         raise UsageError(f"--device.kind=mps: is one device, and {ranks} ranks were started. Start one, or use cpu.")
@@ -64,13 +64,13 @@ def _check_measured_tuning(run: Run) -> None:
     """Settings are measured once, for all ranks."""
     if run.strategy.auto_request:
         raise UsageError(
-            "--device.tune=measured and --strategy auto do not decide together: take the fields that `paragan "
+            "--device.tune=measured: does not decide together with --strategy auto. Take the fields that `paragan "
             "plan --tune` names, or the strategy that `paragan plan` does"
         )
     if run.per_label or run.strategy.survives_rank_loss:
         raise UsageError(
-            f"--device.tune=measured decides before the first round for all ranks, and with --strategy "
-            f"{run.strategy.name} they come and go: take the fields that `paragan plan --tune` names"
+            f"--device.tune=measured: decides before the first round for all ranks, and with --strategy "
+            f"{run.strategy.name} they come and go. Take the fields that `paragan plan --tune` names"
         )
 
 
@@ -89,7 +89,7 @@ def _check_capture(run: Run, ranks: int) -> None:
     }
     for reason, holds in reasons.items():
         if holds:
-            raise UsageError(f"--device.capture_passes=true {reason}; leave it false")
+            raise UsageError(f"--device.capture_passes=true: {reason}. Leave it false")
 
 
 def check_objective(run: Run) -> None:
@@ -100,8 +100,8 @@ def check_objective(run: Run) -> None:
     objective.check()
     if objective.latent_perturbation and run.strategy.reuses_fakes:
         raise UsageError(
-            f"objective.zcr={objective.zcr:g} needs fakes of nearby latents, and with --strategy {run.strategy.name} D "
-            "trains on the images of G's own turn: use objective.zcr=0 and objective.zcr_g=0, or --strategy sync"
+            f"objective.zcr={objective.zcr:g}: needs fakes of nearby latents, and with --strategy {run.strategy.name} "
+            "D trains on the images of G's own turn. Use objective.zcr=0 and objective.zcr_g=0, or --strategy sync"
         )
     if objective.is_paired and run.g_batch not in (0, run.batch):
         raise UsageError(
@@ -111,13 +111,14 @@ def check_objective(run: Run) -> None:
     images = min(run.batch, run.g_batch or run.batch) // run.lanes
     if objective.contrastive and images < 2:
         raise UsageError(
-            f"objective.contrastive compares the images of a lane, and with --batch {run.batch} and --lanes "
-            f"{run.lanes} there is one: use --lanes {max(1, run.lanes // 4)}, or a larger batch"
+            f"objective.contrastive={objective.contrastive:g}: compares the images of a lane, and with "
+            f"--batch {run.batch} and --lanes {run.lanes} there is one. Use --lanes {max(1, run.lanes // 4)}, or a "
+            "larger batch"
         )
     if objective.required_d_conditioning and run.per_label:
         raise UsageError(
-            f"objective.{objective.required_d_conditioning} teaches D labels, and under --strategy {run.strategy.name} "
-            f"each D sees one: use objective.{objective.required_d_conditioning}=0"
+            f"objective.{objective.required_d_conditioning}: teaches D labels, and under --strategy "
+            f"{run.strategy.name} each D sees one. Use objective.{objective.required_d_conditioning}=0"
         )
 
 
@@ -125,8 +126,8 @@ def check_labels_available(objective: Any, has_labels: bool) -> None:
     """Raise UsageError if D shall learn labels and there are none."""
     if isinstance(objective, Adversarial) and objective.required_d_conditioning and not has_labels:
         raise UsageError(
-            f"objective.{objective.required_d_conditioning} needs labels, and there are none, or "
-            f"--data.labels=false hides them: use objective.{objective.required_d_conditioning}=0"
+            f"objective.{objective.required_d_conditioning}: needs labels, and there are none, or "
+            f"--data.labels=false hides them. Use objective.{objective.required_d_conditioning}=0"
         )
 
 
@@ -187,8 +188,8 @@ def check_weight_clip(objective: Any, d_has_spectral_norm: bool) -> None:
         )
     if objective.gp:
         raise UsageError(
-            f"objective.clip={objective.clip:g} and objective.gp={objective.gp:g} are two ways to bound the slopes of "
-            "D: use objective.gp=0, or objective.clip=0"
+            f"objective.clip={objective.clip:g}: objective.gp={objective.gp:g} bounds the slopes of D too. "
+            "Use objective.gp=0, or objective.clip=0"
         )
 
 
@@ -208,7 +209,7 @@ def check_ramp(run: Run) -> None:
         if batch % run.lanes:
             down = batch - batch % run.lanes or run.lanes
             raise UsageError(
-                f"--ramp {ramp}: {batch} does not divide into --lanes {run.lanes}: try {down} or {down + run.lanes}"
+                f"--ramp={ramp}: {batch} does not divide into --lanes {run.lanes}. Use {down} or {down + run.lanes}"
             )
         if run.g_batch and batch * run.g_batch % (run.batch * run.lanes):
             raise UsageError(f"--ramp {ramp}: --g_batch {run.g_batch} does not grow with {batch} in whole lanes")
@@ -221,4 +222,4 @@ def check_ramp(run: Run) -> None:
     }
     for reason, holds in reasons.items():
         if holds:
-            raise UsageError(f"--ramp {ramp}: {reason}: leave one of them out")
+            raise UsageError(f"--ramp {ramp}: {reason}. Leave one of them out")

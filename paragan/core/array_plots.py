@@ -98,9 +98,11 @@ def check_picture(picture: np.ndarray, owner: str) -> np.ndarray:
         UsageError: it is not such an array.
     """
     if not isinstance(picture, np.ndarray) or picture.dtype != np.uint8 or picture.ndim != 3:
-        raise UsageError(f"{owner}.picture(samples, reals) must return a uint8 array [H, W, 3]")
+        raise UsageError(
+            f"{owner}.picture(samples, reals): returned {type(picture).__name__}. Return a uint8 array [H, W, 3]"
+        )
     if picture.shape[2] not in (1, 3) or 0 in picture.shape:
-        raise UsageError(f"{owner}.picture(samples, reals) must return [H, W, 3], not {list(picture.shape)}")
+        raise UsageError(f"{owner}.picture(samples, reals): returned {list(picture.shape)}. Return [H, W, 3]")
     return picture.repeat(3 // picture.shape[2], 2)
 
 

@@ -27,7 +27,7 @@ def atomic_output(out: Path) -> Iterator[Path]:
         UsageError: nothing can be written at `out`.
     """
     if not out.name:
-        raise UsageError(f"{out} is not a file name: give the name of a file to write")
+        raise UsageError(f"{out}: is not a file name. Give the name of a file to write")
     temporary = out.with_name(f".{out.name}.{os.getpid()}")
     try:  # a signal may arrive at any moment
         try:

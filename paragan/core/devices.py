@@ -33,7 +33,7 @@ CGROUP_MEMORY_MAX = Path("/sys/fs/cgroup/memory.max")  # memory limit of a conta
 class Backend:
     """CPU backend; base of the others.
 
-    dist_backend    : backend of torch.distributed for tensors on this device
+    dist_backend    : process-group backend for tensors on this device
     has_streams     : work is queued on streams, asynchronous copies from pinned memory included
     batch_p2p       : all sends and receives of an exchange have to be issued in one call
     prefers_compile : compiling many small kernels into one pays off
@@ -135,11 +135,12 @@ class CudaBackend(Backend):
 
     def device_for_rank(self, local_rank: int) -> torch.device:
         if not self.is_available():
-            raise UsageError("--device.kind=cuda: torch finds no CUDA device on this host; use --device.kind=cpu")
+            raise UsageError("--device.kind=cuda: torch finds no CUDA device on this host. Use --device.kind=cpu")
         count = torch.cuda.device_count()
         if local_rank >= count:
             raise UsageError(
-                f"this host has {count} CUDA devices: start at most {count} ranks on it", same_on_all_ranks=False
+                f"--device.kind=cuda: this host has {count} CUDA devices. Start at most {count} ranks on it",
+                same_on_all_ranks=False,
             )
         device = torch.device("cuda", local_rank)
         torch.cuda.set_device(device)
@@ -210,7 +211,7 @@ class MpsBackend(Backend):
 
     def device_for_rank(self, local_rank: int) -> torch.device:
         if not self.is_available():
-            raise UsageError("--device.kind=mps: torch finds no Apple GPU on this host; use --device.kind=cpu")
+            raise UsageError("--device.kind=mps: torch finds no Apple GPU on this host. Use --device.kind=cpu")
         if local_rank:
             raise UsageError(
                 "--device.kind=mps: there is one device, for one rank. Start one rank.", same_on_all_ranks=False

@@ -80,15 +80,13 @@ def _load_user_class(name: str, required: Sequence[str]) -> type:
     try:
         cls = getattr(importlib.import_module(module), attribute)
     except (Exception, SystemExit) as error:  # importing a module may run any code
-        raise UsageError(
-            f"{name}: {error} (a class of your own is given as module:Class; start in the folder of the module)"
-        ) from error
+        raise UsageError(f"{name}: {error}. Use module:Class, and start in the folder of the module") from error
     if not isinstance(cls, type) or not is_pydantic_dataclass(cls):
-        raise UsageError(f"{name} is not a class under @paragan.core.schema.config_class")
+        raise UsageError(f"{name}: is not a config class. Decorate it with @paragan.core.schema.config_class")
     fields = [f.name for f in dataclasses.fields(cls)]
     missing = [word for word in ("name", *required) if word not in fields and not hasattr(cls, word)]
     if missing:
-        raise UsageError(f"{name} has no {', '.join(missing)}")
+        raise UsageError(f"{name}: has no {', '.join(missing)}")
     return cls
 
 
@@ -133,7 +131,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     try:
         return from_yaml(path.read_text("utf-8"), str(path))
     except FileNotFoundError as error:
-        raise UsageError(f"{path} does not exist") from error
+        raise UsageError(f"{path}: does not exist") from error
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} cannot be read: {error}") from error
 
@@ -172,7 +170,7 @@ def from_yaml(text: str, name: str) -> dict[str, Any]:
     except ValueError as error:
         raise UsageError(f"{name} is not YAML: {' '.join(str(error).split())[:300]}") from error
     if not isinstance(data, dict):
-        raise UsageError(f"{name} must hold fields with values, as `paragan train RECIPE -n` prints them")
+        raise UsageError(f"{name}: must hold fields with values, as `paragan train RECIPE -n` prints them")
     return data
 
 

@@ -90,10 +90,10 @@ class Dataset:
             UsageError: there is no such class, or it has no image.
         """
         if self.labels is None:
-            raise UsageError(f"data.only_class={label}: these images have no classes; leave data.only_class out")
+            raise UsageError(f"data.only_class={label}: these images have no classes. Leave data.only_class out")
         if not 0 <= label < len(self.classes):
             raise UsageError(
-                f"data.only_class={label}: there is no such class; use a number from 0 to {len(self.classes) - 1}"
+                f"data.only_class={label}: there is no such class. Use a number from 0 to {len(self.classes) - 1}"
             )
         rows = np.flatnonzero(self.labels == label)
         if not len(rows):
@@ -221,7 +221,7 @@ def _build_dataset(
     if source.array is not None and source.array.dtype == np.float32:
         if resolution or channels or cache == "stream":
             raise UsageError(
-                f"data: {source.location} holds numbers, not images: leave data.resolution, data.channels and "
+                f"data: {source.location} holds numbers, not images. Leave data.resolution, data.channels and "
                 "data.cache=stream out"
             )
         return Dataset(source.array, numbers, classes, compute_fingerprint(source.array, numbers), source.notes)

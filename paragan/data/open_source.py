@@ -45,7 +45,7 @@ def open_source(location: str, remote: RemoteOptions | None = None, *, labels: b
         UsageError: it does not exist, or is not a data set of a supported format.
     """
     if not location:
-        raise UsageError(f"data: no location is given: give {SOURCE_FORMATS_HINT}")
+        raise UsageError(f"data: no location is given. Give {SOURCE_FORMATS_HINT}")
     if location == "digits":
         return load_digits()
     require_credentials(location)
@@ -69,7 +69,7 @@ def _open_pattern(location: str, remote: RemoteOptions | None, labels: bool) -> 
         raise UsageError(_missing_message(Path(folder)))
     if not pattern.lower().endswith(".tar"):
         raise UsageError(
-            f"data: {display_name} is not a pattern of .tar files: give one such as shard-*.tar, "
+            f"data: {display_name} is not a pattern of .tar files. Give one such as shard-*.tar, "
             f"or {SOURCE_FORMATS_HINT}"
         )
     fs, _ = open_location(f"{folder}/" if folder or location.startswith("/") else ".", remote)
@@ -109,9 +109,9 @@ def _open_file(fs: FileSystem, name: str, remote: RemoteOptions | None, labels: 
     if suffix == ".tar":
         return open_tar_shards(fs, name, remote, labels=labels)
     if suffix in IMAGE_FORMATS:
-        raise UsageError(f"data: {path} is one image: give its folder, {fs.location}")
+        raise UsageError(f"data: {path} is one image. Give its folder, {fs.location}")
     raise UsageError(
-        f"data: {path} has {format_extensions([name])}, which is not a supported format: give {SOURCE_FORMATS_HINT}"
+        f"data: {path} has {format_extensions([name])}, which is not a supported format. Give {SOURCE_FORMATS_HINT}"
     )
 
 

@@ -248,8 +248,8 @@ def inception_2015(path: str | Path | None = None, *, name: str = "inception", d
         download_inception(file)
     if not file.is_file():
         raise UsageError(
-            f"--inception: missing {inception_source(file)}. Put it there, use --inception PATH for another place, "
-            "or use fd, which needs no file"
+            f"--inception: missing {inception_source(file)}. Put it there, or name another place by "
+            "--inception PATH, or score fd, which needs no file"
         )
     digest = _file_sha256(file)
     if name == "inception":

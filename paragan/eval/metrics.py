@@ -226,7 +226,7 @@ class Metric:
 
     @property
     def min_images(self) -> int:
-        """Smallest number of images: two, or more than the number of neighbours."""
+        """Smallest number of images: two, or more than the number of neighbors."""
         return self.settings.get("k", 0) + 2
 
     @property

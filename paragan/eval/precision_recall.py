@@ -26,12 +26,12 @@ class PRDC(NamedTuple):
 def prdc(real: FeatureShard, fake: FeatureShard, k: int = 5, *, chunk: int = 1024, group: ReduceGroup = SINGLE) -> PRDC:
     """Compute precision, recall, density and coverage; the same on every rank.
 
-    A manifold is the union of closed balls around all vectors, each of which reaches to the k-th nearest neighbour.
+    A manifold is the union of closed balls around all vectors, each of which reaches to the k-th nearest neighbor.
 
     Args:
         real: Features of reals [N, F].
         fake: Features of fakes [M, F].
-        k: Number of neighbours.
+        k: Number of neighbors.
         chunk: Rows of this rank that are compared with a window at a time.
         group: All ranks; every rank calls this.
 
@@ -40,7 +40,7 @@ def prdc(real: FeatureShard, fake: FeatureShard, k: int = 5, *, chunk: int = 102
     """
     count = min(real.count, fake.count)
     if count <= k:
-        raise UsageError(f"count={count}: {k} nearest neighbours need at least {k + 1} images. Use more images")
+        raise UsageError(f"count={count}: {k} nearest neighbors need at least {k + 1} images. Use more images")
     center, slack = _center_and_slack(real, fake, group)
     real_radii = _radii(real, center, k, chunk, group) + slack  # [N]
     fake_radii = _radii(fake, center, k, chunk, group) + slack  # [M]
@@ -78,7 +78,7 @@ def _center_and_slack(real: FeatureShard, fake: FeatureShard, group: ReduceGroup
 
 
 def _radii(shard: FeatureShard, center: Tensor, k: int, chunk: int, group: ReduceGroup) -> Tensor:
-    """Return the distance of each vector to its k-th nearest neighbour, [count] on every rank."""
+    """Return the distance of each vector to its k-th nearest neighbor, [count] on every rank."""
     nearest = center.new_full((len(shard.local), k + 1), torch.inf)  # the first is the vector itself
     for _, rows, distances in _distance_blocks(shard, shard, center, chunk, group):
         smallest = distances.topk(min(k + 1, distances.shape[1]), dim=1, largest=False).values

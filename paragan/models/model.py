@@ -96,7 +96,7 @@ class Model:
             UsageError: the model has a generator for each label.
         """
         if isinstance(self.sampler, PerLabelSampler):
-            raise UsageError("this model has a generator for each label. Use model.sampler.for_label(3).g")
+            raise UsageError("model.g: this model has a generator for each label. Use model.sampler.for_label(3).g")
         return self.sampler.g
 
     def to(self, device: str | torch.device) -> Model:
@@ -372,7 +372,7 @@ def find_model_dir(path: Path) -> Path:
         if (folder / "model.safetensors").is_file() or is_per_label(folder):
             return folder
     if not path.exists():
-        raise UsageError(f"{path} does not exist. Use a run folder of `paragan train`")
+        raise UsageError(f"{path}: does not exist. Use a run folder of `paragan train`")
     raise UsageError(f"{path}: no model yet (model/model.safetensors). `paragan train` writes it with each checkpoint")
 
 

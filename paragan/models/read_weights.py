@@ -48,7 +48,7 @@ def _load_file(path: Path) -> Any:
             warnings.simplefilter("ignore")  # about pickle formats, which are rejected below
             return torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError as error:
-        raise UsageError(f"{path} does not exist") from error
+        raise UsageError(f"{path}: does not exist") from error
     except pickle.UnpicklingError as error:
         raise UsageError(
             f"{path}: holds more than tensors, and loading it could run code. If you trust it, save its weights alone: "

@@ -99,7 +99,7 @@ def interpolate_image(model: Model, query: Mapping[str, str]) -> np.ndarray:
     """Return the image of /api/interpolate, uint8 [1, R, R, C]: between two latents and two labels."""
     sampler = model.sampler
     if not isinstance(sampler, Sampler) or not sampler.uses_latents:
-        raise UsageError("interpolation needs a model with one generator that takes latents")
+        raise UsageError("/api/interpolate: needs a model with one generator that takes latents. Use /api/sample")
     truncation = _truncation_arg(query)
     weight = _float_arg(query, "weight", 0.5, 0, 1)
     seeds = [_int_arg(query, end, i, 0, 2**63 - 1) for i, end in enumerate("ab")]

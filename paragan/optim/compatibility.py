@@ -26,9 +26,11 @@ ALTERNATIVES = "Use adabelief, radam, lion or lamb"
 def check_optimizer(optimizer: Any) -> None:
     """Raise `UsageError` if an optimizer config cannot train a game; the message gives the reason."""
     if not hasattr(optimizer, "lr"):
-        raise UsageError("it has no learning rate")
+        raise UsageError(f"{optimizer.name}: has no learning rate. {ALTERNATIVES}")
     if optimizer.name == "scionlight":
-        raise UsageError("it stores its momentum in the gradients, which are zeroed before every step. Use scion")
+        raise UsageError(
+            "scionlight: stores its momentum in the gradients, which are zeroed before every step. Use scion"
+        )
     try:
         ToyProblem(optimizer)
     except ValueError as error:  # the message names the invalid argument
@@ -42,7 +44,7 @@ def check_optimizer(optimizer: Any) -> None:
                 warnings.filterwarnings("error", module="pytorch_optimizer")  # many warn about what they need
                 reason = incompatibility(optimizer)
     except state_io.UnsupportedStateError as error:
-        raise UsageError(f"a checkpoint cannot hold its state ({error})") from error
+        raise UsageError(f"{optimizer.name}: a checkpoint cannot hold its state ({error}). {ALTERNATIVES}") from error
     except Exception as error:
         raise UsageError(f"it cannot train a game ({type(error).__name__}: {error}). {ALTERNATIVES}") from error
     if reason:

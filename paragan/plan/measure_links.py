@@ -136,7 +136,8 @@ def _ranks_by_host(world: World) -> list[list[int]]:
     counts = [len(ranks) for ranks in hosts.values()]
     if len(set(counts)) > 1:
         raise UsageError(
-            f"hosts have different numbers of ranks ({', '.join(map(str, counts))}). Start equally many on each",
+            f"WORLD_SIZE={world.size}: hosts have different numbers of ranks ({', '.join(map(str, counts))}). "
+            "Start equally many on each",
             same_on_all_ranks=True,
         )
     return list(hosts.values())

@@ -23,7 +23,9 @@ RECIPES: dict[str, Callable[[], Run]] = {recipe.__name__: recipe for recipe in _
 def get_recipe(name: str) -> Run:
     """Return the run of a recipe. Raises UsageError with the nearest name if there is none."""
     if name not in RECIPES:
-        raise UsageError(f"there is no recipe {name}{did_you_mean(name, RECIPES)} (`paragan recipes` lists them)")
+        raise UsageError(
+            f"recipe={name}: there is no such recipe{did_you_mean(name, RECIPES)}. `paragan recipes` lists them"
+        )
     return RECIPES[name]()
 
 
@@ -41,7 +43,7 @@ def build_run(
         raise UsageError(f"--batch-scaling {batch_scaling}: what follows the batch is rates, all or none")
     if batch_scaling != "none" and policy_name != "none":
         raise UsageError(
-            f"--policy {policy_name} has rates for the batch at hand: leave --batch-scaling {batch_scaling} out"
+            f"--policy={policy_name}: has rates for the batch at hand. Leave --batch-scaling {batch_scaling} out"
         )
     run, lines = _apply_policy(base, overrides, policy_name)
     before = run.reasons
@@ -75,8 +77,8 @@ def _apply_policy(
     for name, side in (("g", run.g), ("d", run.d)):
         if run.strategy.requires_sgd and side.optimizer.name != "sgd":
             raise UsageError(
-                f"--policy {policy_name} gives {name.upper()} {side.optimizer.name}, and --strategy.paper_update=true "
-                f"moves by gradient descent: leave --policy out, or set --{name}.optimizer=sgd"
+                f"--policy={policy_name}: gives {name.upper()} {side.optimizer.name}, and --strategy.paper_update=true "
+                f"moves by gradient descent. Leave --policy out, or set --{name}.optimizer=sgd"
             )
     own = [name for name, _, _ in diff(given, {name: to_dict(run)[name] for name in given})]
     own += [name for name, value in also.items() if _tag_of(_nested_value(to_dict(run), name)) != value]

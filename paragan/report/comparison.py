@@ -116,7 +116,7 @@ def _distinct_names(run_dirs: Sequence[Path]) -> list[str]:
     paths = [Path(path).resolve() for path in run_dirs]
     repeated = next((run_dir for run_dir, path in zip(run_dirs, paths) if paths.count(path) > 1), None)
     if repeated:
-        raise UsageError(f"RUN_DIR {repeated} is given twice. Use every folder once")
+        raise UsageError(f"{repeated}: this run folder is named twice. Use every folder once")
     for num_parts in range(1, max(len(path.parts) for path in paths) + 1):
         names = ["/".join(path.parts[-num_parts:]) for path in paths]
         if len(set(names)) == len(names):

@@ -1,4 +1,4 @@
-"""Figures made with the model and the data, as the run folder has them: nearest neighbours, interpolations.
+"""Figures made with the model and the data, as the run folder has them: nearest neighbors, interpolations.
 
 RUN/figures/figures.json, written by train/callbacks/report_figures.py:
     {"figures": [{"title", "description", "strips": [{"file", "caption", "alt"}]}], "missing_reasons": [...]}

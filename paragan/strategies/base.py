@@ -222,7 +222,7 @@ class StrategyDefaults:
 
     @property
     def max_message_delay(self) -> int:
-        """How many rounds a neighbour's message may be late."""
+        """How many rounds a neighbor's message may be late."""
         return 0
 
     @property

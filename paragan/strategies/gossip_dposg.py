@@ -1,4 +1,4 @@
-"""DPOSG: decentralized training, where each rank mixes its players with those of a few neighbours.
+"""DPOSG: decentralized training, where each rank mixes its players with those of a few neighbors.
 
 Liu, Zhang, Mroueh, Cui, Ross, Yang and Das, "A Decentralized Parallel Algorithm for Training Generative Adversarial
 Nets", NeurIPS 2020, arXiv 1910.12999. The update of DPOSG (`paper_update`), with the players of all ranks as rows of
@@ -42,10 +42,10 @@ TAGS_PER_PLAYER = 1 << 16  # more than a player has buckets
 
 @config_class
 class Decentralized(OptimisticDefaults):
-    """Both players step at once, optimistically, each rank on its own gradient; parameters travel to neighbours while
+    """Both players step at once, optimistically, each rank on its own gradient; parameters travel to neighbors while
     it is computed, and are mixed before the step.
 
-    topology            : the graph of neighbours
+    topology            : the graph of neighbors
     rounds              : how often parameters are mixed in a step
     consensus_tolerance : in place of rounds: as many as leave this fraction of the distance between ranks
     staleness           : how many steps a message may be late, so that a slow link delays nobody; late links are mixed
@@ -90,7 +90,7 @@ class Decentralized(OptimisticDefaults):
 
     @property
     def error_feedback(self) -> float:
-        return 1.0  # a lossy wire carries differences to what neighbours hold, so that what is lost is sent later
+        return 1.0  # a lossy wire carries differences to what neighbors hold, so that what is lost is sent later
 
     @property
     def gossip_topology(self) -> Topology:
@@ -176,7 +176,7 @@ class Decentralized(OptimisticDefaults):
 
 
 class AsyncGossipLinks:
-    """The links of one rank to its neighbours in a static graph; both players use them."""
+    """The links of one rank to its neighbors in a static graph; both players use them."""
 
     def __init__(self, topology: Topology, world: World, staleness: int):
         self.weights = graphs.neighbors(topology, world.size, world.rank, 0).recv_from

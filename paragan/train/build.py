@@ -95,18 +95,18 @@ def _check_materialized(net: nn.Module) -> None:
     for name, tensor in (*net.named_parameters(), *net.named_buffers()):
         if nn.parameter.is_lazy(tensor):
             raise UsageError(
-                f"{name} has no shape before its first pass. Give its layer its sizes, use no nn.Lazy... layer"
+                f"{name}: has no shape before its first pass. Give its layer its sizes, and use no nn.Lazy... layer"
             )
         if any(step == 0 and size > 1 for step, size in zip(tensor.stride(), tensor.shape)):
-            raise UsageError(f"{name} was made with expand: its numbers share memory and cannot be set. Use clone()")
+            raise UsageError(f"{name}: was made with expand, its numbers share memory and cannot be set. Use clone()")
 
 
 def _check_saveable(net: nn.Module) -> None:
     for name, value in net.state_dict().items():
         if not isinstance(value, torch.Tensor) or name.endswith("_extra_state"):
             raise UsageError(
-                f"{name} is extra state ({type(value).__name__}), and files hold only tensors. Use a buffer instead of "
-                "get_extra_state"
+                f"{name}: is extra state ({type(value).__name__}), and files hold only tensors. Use a buffer instead "
+                "of get_extra_state"
             )
 
 
@@ -122,19 +122,22 @@ def check_networks(run: Run, networks: Networks) -> None:
         raise UsageError(f"distill_from={run.distill_from}: teaches a G that takes latents, and this one takes data")
     shared = {id(p) for p in networks.g.parameters()} & {id(p) for p in networks.d.parameters()}
     if shared:
-        raise UsageError(f"G and D share {len(shared)} parameters, and each trains its own. Copy the shared layers")
+        raise UsageError(
+            f"nets={run.nets.name}: G and D share {len(shared)} parameters, and each trains its own. "
+            "Copy the shared layers"
+        )
     check_weight_clip(run.objective, has_spectral_norm(networks.d))
     unconverted = [name for net in (networks.g, networks.d) for name in convert_batch_norm(net)]
     if unconverted and run.device.lanes_per_pass != 1:
         raise UsageError(
-            f"{unconverted[0]} normalises over the batch in a way that lanes cannot see. "
+            f"{unconverted[0]}: normalises over the batch in a way that lanes cannot see. "
             "Use --device.lanes_per_pass=1 (lane by lane)"
         )
     check_gradient_penalty(run.objective, any(isinstance(layer, LaneBatchNorm) for layer in networks.d.modules()))
     for name, layer in networks.g.named_modules():
         if isinstance(layer, LaneBatchNorm) and layer.running_mean is None:
             raise UsageError(
-                f"{name} of G keeps no running statistics, so a sample would depend on the others of its batch. "
+                f"{name}: keeps no running statistics, so a sample would depend on the others of its batch. "
                 "Use track_running_stats=True"
             )
 

@@ -105,7 +105,9 @@ def check_shared_storage(path: Path, world: World) -> None:
         deadline = time.monotonic() + SHARED_STORAGE_TIMEOUT_S
         while not marker.exists():  # network file systems may show it late
             if time.monotonic() > deadline:
-                raise UsageError(f"host {socket.gethostname()} does not see {path}. Use storage that all hosts share")
+                raise UsageError(
+                    f"{path}: host {socket.gethostname()} does not see it. Use storage that all hosts share"
+                )
             time.sleep(0.1)
         return True
 

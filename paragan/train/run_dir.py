@@ -475,10 +475,10 @@ def require_run_dir(path: Path) -> Path:
     if not path.exists():
         siblings = [str(p.parent) for p in sorted(path.parent.glob("*/run.yaml"))][-9:]
         hint = did_you_mean(str(path), siblings) if siblings else ""
-        raise UsageError(f"{path} does not exist{hint}")
+        raise UsageError(f"{path}: does not exist{hint}")
     inside = [str(p.parent) for p in sorted(path.glob("*/run.yaml"))]
     hint = f"; there are runs in it: {', '.join(inside[-3:])}" if inside else ""
-    raise UsageError(f"{path} is no run folder (it has no run.yaml){hint}")
+    raise UsageError(f"{path}: is no run folder (it has no run.yaml){hint}")
 
 
 def resolve_scored_run(path: Path, data: str | None) -> tuple[Path, Run]:

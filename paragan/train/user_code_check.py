@@ -117,7 +117,7 @@ def _check_shapes(game: Game, fakes: Batch, conditioning: str) -> None:
     if not isinstance(images, Tensor) or list(images.shape) != [count, *game.shape]:
         inputs = "inputs" if game.conditioning_input else "latents"
         raise UsageError(
-            f"the generator returned {_describe_shape(images)} for {count} {inputs}. Return {[count, *game.shape]}"
+            f"generator: returned {_describe_shape(images)} for {count} {inputs}. Return {[count, *game.shape]}"
         )
     if isinstance(game.objective, UserObjective):
         return  # what its D returns is between the two
@@ -125,7 +125,7 @@ def _check_shapes(game: Game, fakes: Batch, conditioning: str) -> None:
         verdict = run_discriminator(game.d.net, images, fakes.labels)
     logits = verdict.logits
     if not isinstance(logits, Tensor) or list(logits.shape) != [count]:
-        raise UsageError(f"the discriminator returned {_describe_shape(logits)} for {count} images. Return [{count}]")
+        raise UsageError(f"discriminator: returned {_describe_shape(logits)} for {count} images. Return [{count}]")
     require_outputs(conditioning, verdict, fakes.labels)
 
 
@@ -154,17 +154,17 @@ def _check_loss(player: Player, loss: Any) -> Tensor:
     total = loss.total if isinstance(loss, Loss) else None
     if not isinstance(total, Tensor) or total.numel() != 1 or total.dim():
         raise UsageError(
-            f"the objective returned {_describe_value(loss)} for {player.name}. Return a paragan.Loss of a scalar"
+            f"objective: returned {_describe_value(loss)} for {player.name}. Return a paragan.Loss of a scalar"
         )
     if not total.isfinite():
         raise UsageError(
-            f"the loss of {player.name} is {total.item():g} before training. Networks and objective must return finite "
-            "numbers for the data as they are"
+            f"objective: the loss of {player.name} is {total.item():g} before training. Networks and objective "
+            "must return finite numbers for the data as they are"
         )
     for name, part in loss.parts.items():
         if not isinstance(part, Tensor) or part.dim():
             raise UsageError(
-                f"Loss.parts[{name!r}] must be a scalar tensor, got {_describe_value(part)}. Use x.detach().mean()"
+                f"Loss.parts[{name!r}]: must be a scalar tensor, got {_describe_value(part)}. Use x.detach().mean()"
             )
     return total
 
@@ -190,8 +190,8 @@ def _check_storage(player: Player, before: dict[str, int]) -> None:
     for names, event in ((moved, "gets other memory"), (created, "is created"), (removed, "is removed")):
         if names:
             raise UsageError(
-                f"{names[0]} of {player.name} {event} in a forward pass, so it would not be trained. Create parameters "
-                "in __init__, and change them in place"
+                f"{names[0]} of {player.name}: {event} in a forward pass, so it would not be trained. Create "
+                "parameters in __init__, and change them in place"
             )
 
 
@@ -203,7 +203,7 @@ def _check_buffer_writes(game: Game, micro_batch: Batch, lanes_share_pass: bool)
         changed = [name for name, b in player.net.named_buffers() if not torch.equal(b, before.get(name, b))]
         if changed and lanes_share_pass and _buffers_affect_eval(game, player, micro_batch, before):
             raise UsageError(
-                f"{changed[0]} of {player.name} changes in a forward pass, in a way that lanes cannot see. "
+                f"{changed[0]} of {player.name}: changes in a forward pass, in a way that lanes cannot see. "
                 "Use --device.lanes_per_pass=1 (lane by lane)"
             )
 
@@ -231,7 +231,7 @@ def _check_repeatable(game: Game, micro_batch: Batch) -> None:
     for (name, first), (_, second) in zip(*passes):
         if first.shape != second.shape or _differs(first, second):
             raise UsageError(
-                f"{name} returns something else in every pass, and not by torch's random numbers, so no run could be "
+                f"{name}: returns something else in every pass, and not by torch's random numbers, so no run could be "
                 "repeated or resumed. Draw with torch.rand and the like, and keep counters in buffers"
             )
 
@@ -252,7 +252,7 @@ def _check_lane_coupling(game: Game, micro_batch: Batch) -> None:
             continue  # not one row an image
         if _differs(together, torch.cat(alone)):
             raise UsageError(
-                f"{name} couples the images of a pass in a way that lanes cannot see. "
+                f"{name}: couples the images of a pass in a way that lanes cannot see. "
                 "Use --device.lanes_per_pass=1 (lane by lane)"
             )
 

@@ -170,7 +170,7 @@ def test_invalid_graph_is_refused(tmp_path, text, message):
         (Hypercube(), (0, 1, 3), 4, "induced-subgraph"),  # the path 0 - 1 - 3 remains of the square
         (Hypercube(), (0, 3), 4, "hypercube"),
         (Torus(), (0, 1, 2, 3, 4), 6, "induced-subgraph"),
-        (Hypercube(), (0, 3, 5), 8, "ring"),  # no two of these corners of the cube are neighbours
+        (Hypercube(), (0, 3, 5), 8, "ring"),  # no two of these corners of the cube are neighbors
     ],
 )
 def test_survivors_stay_connected(topology, original_ranks, initial_size, name):

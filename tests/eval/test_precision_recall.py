@@ -68,7 +68,7 @@ def test_prdc_is_the_same_on_any_number_of_ranks_and_for_any_block(on_ranks, mon
         assert set(found) == {alone}
 
 
-def test_prdc_needs_more_images_than_neighbours():
+def test_prdc_needs_more_images_than_neighbors():
     x, y = two_sets(20, 5)
     with pytest.raises(UsageError, match=r"count=5: .*at least 6 images"):
         prdc(x, y, 5)

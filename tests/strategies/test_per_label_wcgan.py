@@ -401,7 +401,7 @@ def test_a_moved_run_with_warm_starts_goes_on(tmp_path):
     assert set(states(folder).values()) == {"done"}
 
 
-def test_a_rare_label_starts_from_its_neighbour(tmp_path):
+def test_a_rare_label_starts_from_its_neighbor(tmp_path):
     folder = trained(tmp_path / "run", "--strategy.rare_below=175", "--strategy.warm_start=nearest", "--kimg=0.32")
     record = paragan.core.schema.read_yaml(label(folder, 8) / "run.yaml")  # 174 images
     assert record["init_from"].startswith(str(folder / "labels"))

@@ -367,17 +367,17 @@ def wire_errors(wire: Compressor) -> Generator[None]:
 def check_compressor(wire: Compressor) -> None:
     """Raise UsageError if a user's own compressor breaks the contract on a few vectors."""
     if not 0 <= wire.feedback <= 1:
-        raise UsageError(f"feedback={wire.feedback!r} must be from 0 to 1")
+        raise UsageError(f"feedback={wire.feedback!r}: out of range. Use a number from 0 to 1")
     for x in (torch.linspace(-1, 1, 1000), torch.ones(1), torch.zeros(64)):
         nbytes = wire.nbytes(len(x))
         if type(nbytes) is not int or nbytes < 1 or nbytes % 2:
-            raise UsageError(f"nbytes({len(x)}) is {nbytes!r}; it must be a whole number, a multiple of 4 or of 2")
+            raise UsageError(f"nbytes({len(x)}): returned {nbytes!r}. Return a positive int, a multiple of 2")
         data = torch.zeros(nbytes, dtype=torch.uint8)
         out = torch.full_like(x, torch.nan)
         wire.encode(x.clone(), data, 0)
         wire.decode(data, out)
         if not out.isfinite().all():
-            raise UsageError(f"decode(encode(x)) of {len(x)} finite numbers is not finite")
+            raise UsageError(f"decode(encode(x)): of {len(x)} finite numbers is not finite")
 
 
 def _select_values(x: Tensor, positions: Tensor) -> Tensor:

@@ -82,7 +82,7 @@ def to_float32(x: np.ndarray, location: str) -> np.ndarray:
     with np.errstate(over="ignore"):
         x = np.ascontiguousarray(x, np.float32)
     if bad := int((~np.isfinite(x)).sum()):
-        raise UsageError(f"data: {location}: {bad:,} numbers of x are not finite as float32: leave those records out")
+        raise UsageError(f"data: {location}: {bad:,} numbers of x are not finite as float32. Leave those records out")
     return x
 
 

@@ -66,7 +66,7 @@ def parse_class_names(data: bytes, location: str) -> tuple[str, ...]:
     except (ValueError, RecursionError):
         names = None
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names) or len({*names}) < len(names):
-        raise UsageError(f'data: {location} is not a list of unique names: write ["cat", "dog", ...]')
+        raise UsageError(f'data: {location} is not a list of unique names. Write ["cat", "dog", ...]')
     return tuple(printable(name) for name in names)
 
 

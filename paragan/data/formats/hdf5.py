@@ -187,16 +187,16 @@ def _checked_dataset(file: Any, location: str, key: str, size: int) -> Any:
         filters = [int(properties.get_filter(i)[0]) for i in range(properties.get_nfilters())]
         if not _FILTERS.issuperset(filters):
             raise UsageError(
-                f"data: {location}: {key} is compressed by filter {filters[0]}, which is not supported: "
-                "write it with gzip or lzf"
+                f"data: {location}: {key} is compressed by filter {filters[0]}, which is not supported. "
+                "Write it with gzip or lzf"
             )
         if dataset.shape is None or dataset.size * dataset.dtype.itemsize > _MAX_COMPRESSION_RATIO * size:
             raise UsageError(
-                f"data: {location}: {key} claims to hold more than the file can, it is damaged: write it again"
+                f"data: {location}: {key} claims to hold more than the file can, it is damaged. Write it again"
             )
         if dataset.chunks and math.prod(dataset.chunks) * dataset.dtype.itemsize > MAX_RECORD_BYTES:
             raise UsageError(
-                f"data: {location}: {key} has chunks of more than {MAX_RECORD_BYTES:,} bytes: use smaller chunks"
+                f"data: {location}: {key} has chunks of more than {MAX_RECORD_BYTES:,} bytes. Use smaller chunks"
             )
         return dataset
 
@@ -215,7 +215,7 @@ def _find_images(file: Any, location: str, size: int) -> tuple[str, Any]:
     if len(shape) not in (3, 4) or (len(shape) == 4 and not {shape[1], shape[3]} & {1, 3}):
         raise UsageError(f"data: {location}: {key} are {shape}, expected [N, C, H, W] or [N, H, W, C] with C 1 or 3")
     if 0 in shape:
-        raise UsageError(f"data: {location}: {key} are {shape}, no image: give at least one")
+        raise UsageError(f"data: {location}: {key} are {shape}, no image. Give at least one")
     if math.prod(shape[1:]) > MAX_RECORD_BYTES:
         raise UsageError(
             f"data: {location}: {key} are {shape}, an image of more than {MAX_RECORD_BYTES:,} bytes: make them smaller"
@@ -241,7 +241,7 @@ def _read_labels(file: Any, location: str, count: int, size: int, classes: int |
     labels = _checked_dataset(file, location, "labels", size)
     if labels.dtype.kind not in "iu":
         raise UsageError(
-            f"data: {location}: labels are {labels.dtype}, expected integers: write labels.astype('int64')"
+            f"data: {location}: labels are {labels.dtype}, expected integers. Write labels.astype('int64')"
         )
     if labels.shape != (count,):
         raise UsageError(f"data: {location}: labels are {list(labels.shape)}, expected [{count}], one an image")
@@ -282,4 +282,4 @@ def _reraise_as_usage_error(location: str) -> Iterator[None]:
         yield
     except _CORRUPTION_ERRORS as error:
         reason = format_error(error)
-        raise UsageError(f"data: {location} is not an HDF5 file, or is damaged ({reason}): write it again") from None
+        raise UsageError(f"data: {location} is not an HDF5 file, or is damaged ({reason}). Write it again") from None

@@ -95,7 +95,7 @@ def open_hf_dataset(fs: FileSystem, listing: DirListing, *, labels: bool = True)
             split = listing.folders[0]
         else:
             splits = ", ".join(map(printable, listing.folders)) or "nothing"
-            raise UsageError(f"data: {fs.location} has no split called train, but {splits}: give the folder of one")
+            raise UsageError(f"data: {fs.location} has no split called train, but {splits}. Give the folder of one")
         root /= split
         fs = LocalFileSystem(root)
         listing = fs.list_dir()
@@ -105,7 +105,7 @@ def open_hf_dataset(fs: FileSystem, listing: DirListing, *, labels: bool = True)
     fingerprint = repr([(name, fs.size(name)) for name in files]).encode() + fs.read(_STATE_FILE)
     numbers, classes = _read_labels(table, features, fs.location) if labels else (None, ())
     if not len(table):
-        raise UsageError(f"data: {fs.location} has no image: give at least one")
+        raise UsageError(f"data: {fs.location} has no image. Give at least one")
     return ArrowSource(fs.location, table.column(column), numbers, classes, fingerprint)
 
 

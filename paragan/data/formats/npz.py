@@ -141,7 +141,7 @@ def _list_keys(archive: zipfile.ZipFile, location: str) -> list[str]:
         return keys
     if "images" not in keys and {"mu", "sigma"} <= {*keys}:
         raise UsageError(
-            f"data: {location} holds moments of images (mu, sigma; see `paragan data stats`): give the images"
+            f"data: {location} holds moments of images (mu, sigma; see `paragan data stats`). Give the images"
         )
     if "images" not in keys:
         raise UsageError(
@@ -177,7 +177,7 @@ def _read_images(archive: zipfile.ZipFile, location: str, fs: FileSystem, name: 
             f"data: {location}: images are {list(shape)}, expected [N, H, W, C] with C 1 or 3, or [N, H, W]"
         )
     if 0 in shape:
-        raise UsageError(f"data: {location}: images are {list(shape)}, no image: give at least one")
+        raise UsageError(f"data: {location}: images are {list(shape)}, no image. Give at least one")
     info = archive.getinfo("images.npy")
     is_stored = info.compress_type == zipfile.ZIP_STORED and not info.flag_bits & 1
     if fs.local_root and is_stored and header.nbytes >= MIN_MMAP_BYTES and not header.fortran_order:
@@ -212,7 +212,7 @@ def _read_labels(archive: zipfile.ZipFile, location: str, count: int) -> np.ndar
         remedy = "labels.argmax(1)" if len(shape) == 2 and shape[1] > 1 else "labels.reshape(-1)"
         raise UsageError(f"data: {location}: labels are {list(shape)}, expected [{count}], one an image: {remedy}")
     if shape[0] != count:
-        raise UsageError(f"data: {location}: {shape[0]:,} labels for {count:,} images: give one label an image")
+        raise UsageError(f"data: {location}: {shape[0]:,} labels for {count:,} images. Give one label an image")
     _check_array_fits_memory(header, location, "labels")
     return _read_array(archive, location, "labels")
 
@@ -285,6 +285,6 @@ def _reraise_as_usage_error(location: str) -> Iterator[None]:
             yield
     except (*_CORRUPTION_ERRORS, OSError) as error:  # OSError: damage made zipfile seek to an impossible position
         raise UsageError(
-            f"data: {location} is not an npz, or is damaged ({format_error(error)}): write it again with "
+            f"data: {location} is not an npz, or is damaged ({format_error(error)}). Write it again with "
             f"np.savez(path, images=images, labels=labels)"
         ) from None

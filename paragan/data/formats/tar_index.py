@@ -214,7 +214,7 @@ def _parse_label(labels: dict[str, bytes], file: SequentialReader, key: str) -> 
         if (label := _parse_int(labels["cls"])) is None:
             text = printable(labels["cls"][:40].decode("utf8", "replace"))
             member = f"{file.fs.display_path(file.name)}, {printable(key)}.cls"
-            raise UsageError(f"data: {member}: {text!r} is not a class: write a number from 0 on")
+            raise UsageError(f"data: {member}: {text!r} is not a class. Write a number from 0 on")
         return label
     if "txt" in labels and (label := _parse_int(labels["txt"])) is not None:
         return label

@@ -165,7 +165,7 @@ def _decode_text(data: bytes) -> str:
 
 
 def _corrupt_error(file: SequentialReader, offset: int, problem: str) -> UsageError:
-    return UsageError(f"data: {file.fs.display_path(file.name)}: at byte {offset:,} {problem}; write this shard again")
+    return UsageError(f"data: {file.fs.display_path(file.name)}: at byte {offset:,} {problem}. Write this shard again")
 
 
 def _sparse_error(file: SequentialReader, offset: int) -> UsageError:

@@ -168,7 +168,7 @@ def expand_pattern(pattern: str) -> Iterator[str]:
     first, last = match[1], match[2]
     if not 0 <= int(last) - int(first) < _MAX_SHARDS:
         raise UsageError(
-            f"data: {printable(match[0])} is not a range of 1 to {_MAX_SHARDS:,} shards: give one such as {{000..012}}"
+            f"data: {printable(match[0])} is not a range of 1 to {_MAX_SHARDS:,} shards. Give one such as {{000..012}}"
         )
     width = len(first) if first.startswith("0") else 0
     for number in range(int(first), int(last) + 1):
@@ -192,7 +192,7 @@ def shard_sizes(fs: FileSystem, pattern: str) -> dict[str, int]:
         names = list(sizes)
         if not names:
             raise UsageError(
-                f"data: {fs.location} holds no {printable(pattern)}: give the names of its shards, such as *.tar"
+                f"data: {fs.location} holds no {printable(pattern)}. Give the names of its shards, such as *.tar"
             )
     sizes |= _stat_shards(fs, [name for name in names if sizes.get(name) is None])
     return {name: int(sizes[name] or 0) for name in names}

@@ -78,7 +78,7 @@ class ZipArchive:
                 ]
         except (*_CORRUPTION_ERRORS, OSError) as error:  # OSError: damage made zipfile seek to an impossible position
             reason = format_error(error)
-            raise UsageError(f"data: {self.location} is not a zip, or is damaged ({reason}): write it again") from None
+            raise UsageError(f"data: {self.location} is not a zip, or is damaged ({reason}). Write it again") from None
 
     def read(self, member: ZipMember, max_bytes: int = MAX_RECORD_BYTES) -> bytes:
         """Return the contents of a member, verified by its checksum. Raises `DecodeError`."""
@@ -190,7 +190,7 @@ def open_zip(fs: FileSystem, name: str, *, labels: bool = True) -> ZipSource:
     for first, second in itertools.pairwise(names):
         if first == second:
             raise UsageError(
-                f"data: {archive.location} holds {printable(first)} twice: write it again with one of them"
+                f"data: {archive.location} holds {printable(first)} twice. Write it again with one of them"
             )
     labels_member = members_by_name.get(DATASET_JSON)
     classes_member = members_by_name.get(CLASSES_JSON) if labels_member else None
@@ -208,7 +208,7 @@ def open_zip(fs: FileSystem, name: str, *, labels: bool = True) -> ZipSource:
         data = archive.read(labels_member, dataset_json.MAX_JSON_BYTES)
         numbers = parse_dataset_json(data, names, path, len(classes) or None)
     except DecodeError as error:
-        raise UsageError(f"data: {path} cannot be read: it {error}; write the archive again") from None
+        raise UsageError(f"data: {path} cannot be read: it {error}. Write the archive again") from None
     return ZipSource(archive, images, numbers, resolve_class_names(numbers, classes), notes)
 
 

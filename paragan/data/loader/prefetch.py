@@ -172,7 +172,7 @@ class PrefetchPipeline:
         required_bytes = (SPARE_BLOCKS + 3) * batch_bytes  # two batches ahead, and the one that the step has
         if required_bytes > self.memory_budget.limit_bytes:
             raise UsageError(
-                f"data.prefetch.memory_gb={prefetch.memory_gb:g} does not hold two batches ahead: use "
+                f"data.prefetch.memory_gb={prefetch.memory_gb:g}: does not hold two batches ahead. Use "
                 f"{math.ceil(required_bytes / 2**30 * 1000) / 1000:g} or more"
             )
         self._cores = cores or max(1, len(os.sched_getaffinity(0)))

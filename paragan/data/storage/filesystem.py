@@ -141,7 +141,7 @@ def redact_url(location: str) -> str:
 def require_credentials(location: str) -> None:
     """Raise UsageError for an address whose password or signature was replaced by `redact_url`."""
     if is_url(location) and (f"://{_CREDENTIALS_MASK}@" in location or location.endswith(_QUERY_MASK)):
-        raise UsageError(f"data: {location} needs its password or signature, which is never saved: give --data again")
+        raise UsageError(f"data: {location} needs its password or signature, which is never saved. Give --data again")
 
 
 def redact(text: str) -> str:

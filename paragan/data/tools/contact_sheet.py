@@ -44,7 +44,7 @@ def _decode_cell(source: Source, index: int, cell: np.ndarray) -> None:
         decode_into(source.read(index), cell)
     except DecodeError as error:
         raise UsageError(
-            f"data: {source.sample_name(index)} changed while it was inspected: {error}; try again"
+            f"data: {source.sample_name(index)} changed while it was inspected: {error}. Try again"
         ) from None
 
 

@@ -204,7 +204,7 @@ def _check_empty_classes(output_format: OutputFormat, info: DatasetInfo) -> None
     if not counts.all():
         name = info.classes[int(counts.argmin())]
         raise UsageError(
-            f"data: class {name!r} has no image, which a {output_format.name} cannot store: use .npz or --no-labels"
+            f"data: class {name!r} has no image, which a {output_format.name} cannot store. Use .npz or --no-labels"
         )
 
 

@@ -31,7 +31,7 @@ def reindex(location: str, out: Path | None = None, log: Callable[[str], None] |
     if out is None:
         if fs.local_root is None:
             raise UsageError(
-                f"{printable(redact_url(location))} is remote and cannot be written: give --out {INDEX_FILE}, "
+                f"{printable(redact_url(location))}: is remote and cannot be written. Give --out {INDEX_FILE}, "
                 "and put it into the folder of the tars"
             )
         out = fs.local_root / INDEX_FILE
@@ -51,11 +51,11 @@ def _locate_shards(location: str) -> tuple[FileSystem, str]:
     if is_pattern:
         folder = f"{parent}/" if parent or location.startswith("/") else "."
     if not is_url(location) and not Path(folder).exists():
-        raise UsageError(f"data: {display_name} does not exist: give a folder of tars, or such as shards/shard-*.tar")
+        raise UsageError(f"data: {display_name} does not exist. Give a folder of tars, or such as shards/shard-*.tar")
     fs, name = open_location(folder)
     pattern = last if is_pattern else name
     if pattern and not pattern.endswith(".tar"):
-        raise UsageError(f"data: {display_name} is not a .tar: give a folder of tars, or such as shards/shard-*.tar")
+        raise UsageError(f"data: {display_name} is not a .tar. Give a folder of tars, or such as shards/shard-*.tar")
     if not pattern and not list_shards(fs.list_dir()):
         raise UsageError(
             f"data: {display_name} holds no .tar: `paragan data shard {display_name} TO_FOLDER` makes them"

@@ -208,7 +208,7 @@ def choose_format(out: Path, name: str | None = None, shard_mb: float = 64) -> O
         UsageError: the extension is not known.
     """
     if name is None and out.suffix.lower() not in _SUFFIX_FORMATS:
-        raise UsageError(f"{out} ends in {out.suffix}, which is not a supported format: use {OUTPUT_FORMATS_HINT}")
+        raise UsageError(f"{out}: ends in {out.suffix}, which is not a supported format. Use {OUTPUT_FORMATS_HINT}")
     name = name or _SUFFIX_FORMATS[out.suffix.lower()]
     return tar_format(shard_mb) if name == "tars" else OUTPUT_FORMATS[name]
 

@@ -35,16 +35,16 @@ from paragan.train.callbacks.sample_images import SAMPLE_SEED
 from paragan.train.console import RunConsole
 
 FORMAT_VERSION = 2
-MAX_SEARCH_VALUES = 200_000_000  # features times images among which neighbours are searched
+MAX_SEARCH_VALUES = 200_000_000  # features times images among which neighbors are searched
 MAX_THOROUGH_SEARCH_VALUES = 10 * MAX_SEARCH_VALUES  # for the command that makes only these figures
 BLOCK_IMAGES = 256  # real images in memory at once
 NUM_FAKES = 10
 NUM_NEIGHBORS = 5  # of each fake
-NUM_BASELINE_REALS = 50  # whose own nearest neighbours show which distance is usual
+NUM_BASELINE_REALS = 50  # whose own nearest neighbors show which distance is usual
 INTERPOLATION_STEPS = 8  # images of a strip
 NUM_PATHS = 4  # strips of a kind
 MAX_SIDE_PX = 128  # of an image in a strip
-GAP_PX = 6  # between a fake and its neighbours
+GAP_PX = 6  # between a fake and its neighbors
 
 CLASS_INTERPOLATION_TEXT = (
     "The latent stays the same. The generator's embeddings of the class are interpolated linearly from one to the "
@@ -54,7 +54,7 @@ CLASS_INTERPOLATION_TEXT = (
 
 @dataclass(frozen=True)
 class ImageStrip:
-    """Images [n, C, H, W] uint8 side by side, with a gap after the first if the others are its neighbours."""
+    """Images [n, C, H, W] uint8 side by side, with a gap after the first if the others are its neighbors."""
 
     images: Tensor
     caption: str
@@ -87,9 +87,9 @@ def make_figures(
     Args:
         dataset: the data it was trained on; None if they cannot be read.
         nets: networks of the user's own.
-        space: features by whose distance neighbours are found (default: pixels).
+        space: features by whose distance neighbors are found (default: pixels).
         max_search_values: limit on features times real images; more are sampled evenly.
-        no_neighbors_reason: why no neighbours are searched, shown in the report; "" to search them.
+        no_neighbors_reason: why no neighbors are searched, shown in the report; "" to search them.
 
     Raises:
         UsageError: the model cannot be loaded.
@@ -124,12 +124,12 @@ def make_figures(
 
 
 def make_final_figures(folder: Path, nets: Any, dataset: Dataset, device: torch.device, console: RunConsole) -> None:
-    """Make the figures at the end of a run. Neighbours are searched only among data in memory, which takes seconds."""
+    """Make the figures at the end of a run. Neighbors are searched only among data in memory, which takes seconds."""
     reason = "" if dataset.in_memory else "the data are streamed; `paragan report` searches them"
     try:
         make_figures(folder, dataset, nets=nets, device=device, no_neighbors_reason=reason)
     except (UsageError, OSError) as error:
-        console.print(f"the report has no neighbours and interpolations: {error}")
+        console.print(f"the report has no neighbors and interpolations: {error}")
 
 
 def is_outdated(folder: Path, space: str) -> bool:
@@ -211,7 +211,7 @@ def _trained_labels(folder: Path, model: Model) -> tuple[int, ...]:
     return tuple(labels)
 
 
-# Neighbours -------------------------------------------------------------------------------------------
+# Neighbors -------------------------------------------------------------------------------------------
 
 
 def nearest_neighbors_figure(samples: ModelSamples, dataset: Dataset, space: FeatureSpace, num_searched: int) -> Figure:
@@ -237,10 +237,10 @@ def nearest_neighbors_figure(samples: ModelSamples, dataset: Dataset, space: Fea
         searched = f"{len(rows):,} of {len(dataset.images):,}"
     description = (
         f"On the left a generated image, then the {NUM_NEIGHBORS} nearest to it among {searched} training images, by "
-        f"Euclidean distance of {space.name}. A training image is {usual:.3g} from its own nearest neighbour (median "
+        f"Euclidean distance of {space.name}. A training image is {usual:.3g} from its own nearest neighbor (median "
         f"of {len(baseline_rows)}): a fake that is much nearer than that may be a copy."
     )
-    return Figure("neighbours", "Nearest training images", description, strips)
+    return Figure("neighbors", "Nearest training images", description, strips)
 
 
 def k_nearest(
@@ -251,7 +251,7 @@ def k_nearest(
     Args:
         queries: [n, F] float64.
         blocks: (rows, features [m, F]).
-        query_rows: the rows of the last queries: a row is no neighbour of itself.
+        query_rows: the rows of the last queries: a row is no neighbor of itself.
 
     Returns:
         Distances and rows of the nearest, both [n, NUM_NEIGHBORS], nearest first; infinite where there are fewer.

@@ -86,7 +86,7 @@ class HealthSignals:
 
     def _label_texture_sums(self, session: Session) -> dict[str, Tensor]:
         """Return {"labels": [3, K]}, decaying sums over ticks: images of each label, their variance, and that between
-        neighbouring pixels. Empty without labels, or for other data than images."""
+        neighboring pixels. Empty without labels, or for other data than images."""
         game = session.game
         micro_batch = session.lanes.micro_batches[0]
         shape = micro_batch.images.shape
@@ -174,7 +174,7 @@ def find_roughest_label(label_sums: Tensor) -> dict[str, float]:
 
 
 def texture_variances(images: Tensor) -> tuple[Tensor, Tensor]:
-    """Return two [N]: the variance of each image's pixels, and half the mean squared difference of neighbouring pixels.
+    """Return two [N]: the variance of each image's pixels, and half the mean squared difference of neighboring pixels.
 
     For noise they are equal.
     """

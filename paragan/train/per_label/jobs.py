@@ -79,7 +79,7 @@ def make_jobs(run: Run, dataset: Dataset, folder: Path) -> list[Job]:
     counts = [int(n) for n in np.bincount(labels, minlength=len(dataset.classes))]
     empty = [f"{label} ({dataset.classes[label]})" for label, count in enumerate(counts) if not count]
     if empty:
-        raise UsageError(f"label {_list_names(empty, 5)} has no images. Add some, or remove the class")
+        raise UsageError(f"label {_list_names(empty, 5)}: has no images. Add some, or remove the class")
     shares = strategy.budget_fractions(counts)
     source_labels = _warm_start_labels(strategy, dataset, counts)
     jobs: list[Job] = []

@@ -89,8 +89,7 @@ def _check_ranks_per_label(lanes: int, strategy: PerLabel, ranks: int) -> bool:
     """Raise UsageError if so many ranks cannot train a label together; else return True."""
     if ranks > lanes:
         raise UsageError(
-            f"--lanes {lanes}: {ranks} ranks of a label cannot share them. "
-            f"Use --strategy.ranks_per_label={lanes}"
+            f"--lanes {lanes}: {ranks} ranks of a label cannot share them. Use --strategy.ranks_per_label={lanes}"
         )
     strategy.per_label_strategy.check(ranks)
     return True

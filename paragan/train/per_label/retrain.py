@@ -90,14 +90,14 @@ def _require_idle(lease_queue: LeaseQueue, label: int) -> LeaseEntry | None:
     """Return the last entry of a label in the queue. Raises UsageError if a worker may be training it."""
     entry = lease_queue.entry(f"{label:04d}")
     if entry and lease_queue.is_busy(entry):
-        raise UsageError(f"label {label} is being trained by {entry.worker}. Wait, or stop it first")
+        raise UsageError(f"label {label}: is being trained by {entry.worker}. Wait, or stop it first")
     return entry
 
 
 def _set_state(lease_queue: LeaseQueue, label: int, entry: LeaseEntry | None, state: str, **metadata: Any) -> None:
     lease = lease_queue.acquire(f"{label:04d}", entry.lease_number if entry else 0, {"label": label})
     if lease is None:
-        raise UsageError(f"label {label} was taken by a worker just now. Wait, or stop it first")
+        raise UsageError(f"label {label}: was taken by a worker just now. Wait, or stop it first")
     lease.release(state, **metadata)
 
 

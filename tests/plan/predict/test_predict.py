@@ -409,7 +409,7 @@ def test_links_that_lag_hold_nobody_up():
 
 
 def test_over_links_that_lag_as_much_is_sent_as_fits_through_them():
-    """Two networks of 4.8 MB each, to two neighbours, at 10 MB/s, and rounds of 0.1 s."""
+    """Two networks of 4.8 MB each, to two neighbors, at 10 MB/s, and rounds of 0.1 s."""
     of = profile(d_s=0.05, g_s=0.05)
     slow = predict(run("async-gossip", 4), of, links(4))
     fast = predict(run("async-gossip", 4), of, Links(hosts=4, up=1e3 * RATE, latency=0.0))
@@ -418,7 +418,7 @@ def test_over_links_that_lag_as_much_is_sent_as_fits_through_them():
     assert slow.messages < fast.messages
 
 
-def test_a_slow_pair_slows_the_ring_at_once_and_a_far_neighbour_later():
+def test_a_slow_pair_slows_the_ring_at_once_and_a_far_neighbor_later():
     slow = links(8, pairs={"0-1": "8 Mbit/s, 0 s"})
     of = profile(params=240_000)
     assert step_s("sync", 8, slow, of) > 5 * step_s("sync", 8, links(8), of)

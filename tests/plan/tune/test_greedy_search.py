@@ -13,7 +13,7 @@ WIGGLE = (1.0, 1.004, 0.996, 1.002, 0.998, 1.0, 1.001)  # of a round to the next
 
 
 def worker(seconds: Callable[[Overrides], float], start: Callable[[Overrides], float] = lambda layout: 0.0):
-    """Times that are known; a contestant's rounds wiggle out of step with its neighbour's."""
+    """Times that are known; a contestant's rounds wiggle out of step with its neighbor's."""
 
     def trial(layouts: Sequence[Overrides]) -> list[TrialTimes]:
         turned = [WIGGLE[i % 7 :] + WIGGLE[: i % 7] for i in range(len(layouts))]

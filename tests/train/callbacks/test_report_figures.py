@@ -1,4 +1,4 @@
-"""Pictures of a model beside its grids: neighbours against brute force, ways between samples against their ends."""
+"""Pictures of a model beside its grids: neighbors against brute force, ways between samples against their ends."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def run(finished: Path, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("classes", [0, 3])
-def test_neighbours_are_those_of_brute_force(classes, monkeypatch):
+def test_neighbors_are_those_of_brute_force(classes, monkeypatch):
     monkeypatch.setattr(report_figures, "BLOCK_IMAGES", 7)
     data, fakes = tiny_run.make_dataset(), make_samples(model_of(classes=classes))
     found = nearest_neighbors_figure(fakes, data, pixels(8, 1), len(data.images))
@@ -84,11 +84,11 @@ def test_the_usual_distance_is_the_median_of_reals_to_their_nearest(monkeypatch)
     flat = data.images.reshape(len(data.images), -1).astype(np.float64) / 255
     apart = np.linalg.norm(flat[:, None] - flat[None], axis=2)
     np.fill_diagonal(apart, np.inf)
-    assert f"{np.sort(apart.min(1))[(len(flat) - 1) // 2]:.3g} from its own nearest neighbour" in found.description
+    assert f"{np.sort(apart.min(1))[(len(flat) - 1) // 2]:.3g} from its own nearest neighbor" in found.description
     assert "all 300 training images" in found.description
 
 
-def test_a_copy_is_found_and_an_image_is_no_neighbour_of_itself():
+def test_a_copy_is_found_and_an_image_is_no_neighbor_of_itself():
     reals = torch.randn(50, 4)
     blocks = ((np.arange(start, start + 10), reals[start : start + 10]) for start in range(0, 50, 10))
     asking = torch.cat([reals[7:8], reals[[3, 9]]]).double()
@@ -99,7 +99,7 @@ def test_a_copy_is_found_and_an_image_is_no_neighbour_of_itself():
     assert 9 not in where[2]
 
 
-def test_neighbours_of_fewer_images_than_are_shown():
+def test_neighbors_of_fewer_images_than_are_shown():
     data = from_arrays(np.zeros((2, 8, 8), np.uint8))
     found = nearest_neighbors_figure(make_samples(model_of(classes=0)), data, pixels(8, 1), 2)
     assert found.strips[0].images.shape == (3, 1, 8, 8)
@@ -140,7 +140,7 @@ def test_strips_have_a_visible_size(side, shown):
 
 def test_a_run_ends_with_figures_for_its_page(run):
     names = {file.name for file in (run / "figures").iterdir()}
-    assert {"figures.json", "neighbours-00.png", "latents-03.png", "classes-00.png"} <= names
+    assert {"figures.json", "neighbors-00.png", "latents-03.png", "classes-00.png"} <= names
     assert not is_outdated(run, "pixels")
     assert is_outdated(run, "inception")
     page = write_report(run).read_text()
@@ -155,14 +155,14 @@ def test_report_remakes_figures_of_a_changed_model(run):
     weights.write_bytes(model)
     config = json.loads((run / "model" / "config.json").read_text())
     (run / "model" / "config.json").write_text(json.dumps({k: v for k, v in config.items() if k != "crc32"}))
-    (run / "figures" / "neighbours-77.png").touch()
+    (run / "figures" / "neighbors-77.png").touch()
     before = (run / "figures" / "figures.json").read_bytes()
     assert is_outdated(run, "pixels")
     assert run_cli("report", run, "--as-is").status == 0
     assert (run / "figures" / "figures.json").read_bytes() == before
     assert run_cli("report", run).status == 0
     assert not is_outdated(run, "pixels")
-    assert not (run / "figures" / "neighbours-77.png").exists()
+    assert not (run / "figures" / "neighbors-77.png").exists()
 
 
 def test_missing_data_are_reported(run):
@@ -186,11 +186,11 @@ def test_figures_that_cannot_be_made_are_refused(run):
     (run / "model" / "config.json").write_text("{}")
     ended = run_cli("report", run)
     assert ended.status == 0
-    assert f"{run}: no neighbours and interpolations: " in ended.err
+    assert f"{run}: no neighbors and interpolations: " in ended.err
     assert ended.err.count("\n") == 1
 
 
-def test_neighbours_in_other_data_are_not_shown(run):
+def test_neighbors_in_other_data_are_not_shown(run):
     others = load_data("digits", resolution=16)
     with pytest.raises(Exception, match="space"):
         make_figures(run, dataclasses.replace(others, fingerprint=str(load_model(run).config["data"])))
