@@ -157,17 +157,17 @@ def untyped(value: Any) -> Any:
 @pytest.mark.parametrize(
     ("mistake", "message"),
     [
-        (lambda: pg.Estimator(object(), PlainD()), "the generator is neither"),
+        (lambda: pg.Estimator(object(), PlainD()), "generator: is neither"),
         (lambda: pg.Estimator(nn.Identity(), PlainD()), "no parameters"),
         (lambda: pg.ScalingManager(config(), bs=30, num_workers=8), "does not divide"),
         (lambda: pg.ScalingManager(config(), bs=0, num_workers=8), "bs=0: .* equal to 1"),
         (lambda: pg.ScalingManager(config(), bs=untyped(64.5), num_workers=8), "bs=64.5: .* integer"),
         (lambda: pg.ScalingManager(config(), bs=untyped(None), num_workers=8), "bs=None: .* integer"),
         (lambda: pg.ScalingManager(config(), bs=64, num_workers=untyped(float("nan"))), "num_workers=nan"),
-        (lambda: pg.ScalingManager(untyped({"data": "digits"}), bs=64, num_workers=8), "config is of type dict"),
-        (lambda: pg.ScalingManager(config(), bs=64, num_workers=8, dataset=untyped([1])), "dataset is of type list"),
-        (lambda: pg.ScalingManager(config(), bs=8, num_workers=8).train(untyped(None)), "gan is of type NoneType"),
-        (lambda: pg.ScalingManager(config(), bs=8, num_workers=8).profile(untyped(PlainD())), "gan is of type PlainD"),
+        (lambda: pg.ScalingManager(untyped({"data": "digits"}), bs=64, num_workers=8), "config: is of type dict"),
+        (lambda: pg.ScalingManager(config(), bs=64, num_workers=8, dataset=untyped([1])), "dataset: is of type list"),
+        (lambda: pg.ScalingManager(config(), bs=8, num_workers=8).train(untyped(None)), "gan: is of type NoneType"),
+        (lambda: pg.ScalingManager(config(), bs=8, num_workers=8).profile(untyped(PlainD())), "gan: is of type PlainD"),
         (lambda: pg.ScalingManager(config(), bs=8, num_workers=8).eval(), "nothing was trained"),
     ],
 )
@@ -259,8 +259,8 @@ class NoRunningStats(PlainG):
 @pytest.mark.parametrize(
     ("g", "d", "message"),
     [
-        (WrongG, PlainD, "the generator returned"),
-        (PlainG, WrongD, "logits are"),
+        (WrongG, PlainD, "generator: returned"),
+        (PlainG, WrongD, "Return logits of"),
         (NoRunningStats, PlainD, "track_running_stats"),
     ],
 )

@@ -155,7 +155,7 @@ def _check_follow_options(options: argparse.Namespace, ranks: int) -> None:
     if options.truncation != "1" or options.seed is not None or options.data:
         raise UsageError("--follow: uses the protocol of the run. Leave --truncation, --seed and --data out")
     if not options.patience >= 0:
-        raise UsageError(f"--patience={options.patience}: must not be negative. Use 0 or more")
+        raise UsageError(f"--patience {options.patience}: must not be negative. Use 0 or more")
 
 
 @contextlib.contextmanager

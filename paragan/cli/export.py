@@ -47,7 +47,7 @@ def _export(options: argparse.Namespace, rest: list[str], arguments: list[str]) 
     if bool(options.out) == bool(options.push):
         raise UsageError("export: has no target. Use either --out FOLDER|FILE or --push USER/NAME")
     if options.push and options.format != "safetensors":
-        raise UsageError(f"--format={options.format}: --push writes safetensors. Leave --format out")
+        raise UsageError(f"--format {options.format}: --push writes safetensors. Leave --format out")
     model = load_model_from_options(options)
     sys.stdout.write(_push_to_hub(model, options.push) if options.push else _export_to_path(model, options))
     return 0

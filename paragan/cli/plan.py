@@ -136,7 +136,7 @@ def _build_run(options: argparse.Namespace, rest: list[str]) -> tuple[Run, tuple
     if not is_auto:
         return run, ()
     if run.ramp:
-        raise UsageError("--batch=auto: chooses one batch, and --ramp has several. Leave one of them out")
+        raise UsageError("--batch auto: chooses one batch, and --ramp has several. Leave one of them out")
     return run, tuple(run.batch * 2**i for i in range(5))
 
 

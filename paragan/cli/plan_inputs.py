@@ -28,7 +28,7 @@ def resolve_links(text: str | None, hosts: int | None, ranks_per_host: int | Non
         raise UsageError(f"--ranks-per-host {ranks_per_host}: too many. Use at most {MAX_RANKS_PER_HOST}")
     if text is None:
         if (hosts or 1) > 1:
-            raise UsageError(f"--hosts={hosts}: needs --links. Use a file, or --links '25 Gbit/s, 50 us'")
+            raise UsageError(f"--hosts {hosts}: needs --links. Use a file, or --links '25 Gbit/s, 50 us'")
         return Links(hosts=1, ranks_per_host=ranks_per_host or 1, up=10e9, latency=1e-5)
     if re.match(r"[0-9.]+(/[0-9.]+)? *[a-zA-Z]+/s *,", text) and not is_links_file(text):
         text = f"{hosts or 1} hosts of {ranks_per_host or 1} ranks, {text}"

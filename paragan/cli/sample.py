@@ -45,7 +45,7 @@ def add_sample_command(commands: Any) -> None:
 def _sample(options: argparse.Namespace, rest: list[str], arguments: list[str]) -> int:
     check_no_extra_arguments(rest)
     if options.count < 1:
-        raise UsageError(f"--count={options.count}: must be positive. Use 1 or more")
+        raise UsageError(f"--count {options.count}: must be positive. Use 1 or more")
     check_truncation(options.truncation)
     check_seed(options.seed)
     if options.video:

@@ -173,7 +173,7 @@ def train_on_ranks(
     launched = launch_info.size > 1 or "RANK" in os.environ
     ranks = launch_info.size if options.ranks is None else options.ranks
     if ranks < 1:
-        raise UsageError(f"--ranks={ranks}: must be positive. Use 1 or more")
+        raise UsageError(f"--ranks {ranks}: must be positive. Use 1 or more")
     if launched and ranks != launch_info.size:
         raise UsageError(f"--ranks {ranks}: the launcher started {launch_info.size}. Leave --ranks out")
     validate(run, ranks)

@@ -21,10 +21,10 @@ def validate(run: Run, ranks: int = 1) -> None:
         if batch % run.lanes:
             down = batch - batch % run.lanes or run.lanes
             raise UsageError(
-                f"{name}={batch}: does not divide into --lanes {run.lanes}. Use {name} {down} or {down + run.lanes}"
+                f"{name} {batch}: does not divide into --lanes {run.lanes}. Use {name} {down} or {down + run.lanes}"
             )
     if ranks > run.lanes and not run.per_label:
-        raise UsageError(f"--lanes={run.lanes}: {ranks} ranks cannot share them. Start at most {run.lanes} ranks")
+        raise UsageError(f"--lanes {run.lanes}: {ranks} ranks cannot share them. Start at most {run.lanes} ranks")
     run.strategy.check(ranks)
     if run.device.kind == "mps" and ranks > 1:
         raise UsageError(f"--device.kind=mps: is one device, and {ranks} ranks were started. Start one, or use cpu.")
@@ -209,7 +209,7 @@ def check_ramp(run: Run) -> None:
         if batch % run.lanes:
             down = batch - batch % run.lanes or run.lanes
             raise UsageError(
-                f"--ramp={ramp}: {batch} does not divide into --lanes {run.lanes}. Use {down} or {down + run.lanes}"
+                f"--ramp {ramp}: {batch} does not divide into --lanes {run.lanes}. Use {down} or {down + run.lanes}"
             )
         if run.g_batch and batch * run.g_batch % (run.batch * run.lanes):
             raise UsageError(f"--ramp {ramp}: --g_batch {run.g_batch} does not grow with {batch} in whole lanes")

@@ -26,10 +26,10 @@ ALTERNATIVES = "Use adabelief, radam, lion or lamb"
 def check_optimizer(optimizer: Any) -> None:
     """Raise `UsageError` if an optimizer config cannot train a game; the message gives the reason."""
     if not hasattr(optimizer, "lr"):
-        raise UsageError(f"{optimizer.name}: has no learning rate. {ALTERNATIVES}")
+        raise UsageError(f"lr: this optimizer has no learning rate. {ALTERNATIVES}")
     if optimizer.name == "scionlight":
         raise UsageError(
-            "scionlight: stores its momentum in the gradients, which are zeroed before every step. Use scion"
+            "state: it stores its momentum in the gradients, which are zeroed before every step. Use scion"
         )
     try:
         ToyProblem(optimizer)
@@ -44,7 +44,7 @@ def check_optimizer(optimizer: Any) -> None:
                 warnings.filterwarnings("error", module="pytorch_optimizer")  # many warn about what they need
                 reason = incompatibility(optimizer)
     except state_io.UnsupportedStateError as error:
-        raise UsageError(f"{optimizer.name}: a checkpoint cannot hold its state ({error}). {ALTERNATIVES}") from error
+        raise UsageError(f"state: a checkpoint cannot hold it ({error}). {ALTERNATIVES}") from error
     except Exception as error:
         raise UsageError(f"it cannot train a game ({type(error).__name__}: {error}). {ALTERNATIVES}") from error
     if reason:

@@ -230,7 +230,7 @@ def parse_links(text: str) -> Links:
     form = r"(\d{1,9}) hosts?(?: of (\d{1,9}) ranks?)?, *(?:([0-9.]+)/)?([0-9.]+ *[a-zA-Z]+/s), *([0-9.]+ *[a-zµ]+)"
     match = re.fullmatch(form, text.strip())
     if not match:
-        raise UsageError(f"--links={text[:200]!r}: is not understood. Use a file, or '8 hosts, 25 Gbit/s, 50 us'")
+        raise UsageError(f"--links {text[:200]!r}: is not understood. Use a file, or '8 hosts, 25 Gbit/s, 50 us'")
     hosts, ranks, down, up, latency = match.groups()
     unit = re.sub(r"^[0-9.]+ *", "", up)
     data = {"hosts": int(hosts), "ranks_per_host": int(ranks or 1), "up": up, "latency": latency}
@@ -259,7 +259,7 @@ def read_links(path: Path) -> Links:
         text = path.read_text("utf-8")
         return parse_links(text) if text[:1].isdigit() else from_dict(Links, from_yaml(text, str(path)))
     except FileNotFoundError as error:
-        raise UsageError(f"--links={path}: does not exist. Use `paragan bench links --out {path}`") from error
+        raise UsageError(f"--links {path}: does not exist. Use `paragan bench links --out {path}`") from error
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"--links {path} cannot be read: {error}") from error
     except UsageError as error:

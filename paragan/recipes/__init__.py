@@ -43,7 +43,7 @@ def build_run(
         raise UsageError(f"--batch-scaling {batch_scaling}: what follows the batch is rates, all or none")
     if batch_scaling != "none" and policy_name != "none":
         raise UsageError(
-            f"--policy={policy_name}: has rates for the batch at hand. Leave --batch-scaling {batch_scaling} out"
+            f"--policy {policy_name}: has rates for the batch at hand. Leave --batch-scaling {batch_scaling} out"
         )
     run, lines = _apply_policy(base, overrides, policy_name)
     before = run.reasons
@@ -77,7 +77,7 @@ def _apply_policy(
     for name, side in (("g", run.g), ("d", run.d)):
         if run.strategy.requires_sgd and side.optimizer.name != "sgd":
             raise UsageError(
-                f"--policy={policy_name}: gives {name.upper()} {side.optimizer.name}, and --strategy.paper_update=true "
+                f"--policy {policy_name}: gives {name.upper()} {side.optimizer.name}, and --strategy.paper_update=true "
                 f"moves by gradient descent. Leave --policy out, or set --{name}.optimizer=sgd"
             )
     own = [name for name, _, _ in diff(given, {name: to_dict(run)[name] for name in given})]

@@ -74,7 +74,7 @@ def test_alone_nothing_is_sent_and_a_recipe_says_how_much_there_is(tmp_path):
         ("--strategies=sync+int5", "did you mean int"),
         ("--params=many", "--params many: it must be a number. Use 8M"),
         ("--params=1", "Use 2 or more"),
-        ("--rounds=0", "--rounds must be 1 or more"),
+        ("--rounds=0", "Use --rounds 1 or more"),
         ("--compute-share=2", "from 0 to 1"),
     ],
 )

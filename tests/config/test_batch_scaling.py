@@ -103,7 +103,7 @@ def test_a_command_carries_the_settings_of_its_recipe():
     assert list(found.reasons) == lines
     again, _ = build_run(to_dict(found), [])
     assert again == found
-    with pytest.raises(UsageError, match="leave --batch-scaling rates out"):
+    with pytest.raises(UsageError, match="Leave --batch-scaling rates out"):
         build_run(data, [], "sngan", "rates")
     with pytest.raises(UsageError, match="--batch-scaling some"):
         build_run(data, [], batch_scaling="some")

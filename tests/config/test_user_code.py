@@ -456,17 +456,17 @@ class Long(D):
 
 REFUSED = {
     "a shape": (lambda: G(size=3), D, ["returned [8, 3] for 8 latents", "[8, 2]"]),
-    "logits": (G, Long, ["discriminator returns [7] for 8"]),
+    "logits": (G, Long, ["discriminator: returned [7] for 8"]),
     "no parameters": (G, lambda: nn.Flatten(), ["no parameters"]),
     "lazy": (lambda: G(nn.LazyLinear(8)), D, ["no shape before its first pass"]),
-    "other memory": (lambda: G(Moves()), D, ["weight of G gets other memory"]),
-    "late": (lambda: G(Grows()), D, ["late of G is created in a forward pass"]),
-    "coupled": (G, lambda: D(Spread()), ["net.2 of D couples", "--device.lanes_per_pass=1"]),
-    "running": (lambda: G(Counts()), D, ["net.2.mean of G changes", "--device.lanes_per_pass=1"]),
+    "other memory": (lambda: G(Moves()), D, ["weight of G: gets other memory"]),
+    "late": (lambda: G(Grows()), D, ["late of G: is created in a forward pass"]),
+    "coupled": (G, lambda: D(Spread()), ["net.2 of D: couples", "--device.lanes_per_pass=1"]),
+    "running": (lambda: G(Counts()), D, ["net.2.mean of G: changes", "--device.lanes_per_pass=1"]),
     "not finite": (G, lambda: D(Undefined()), ["the loss of D is nan"]),
-    "other random numbers": (lambda: G(Numpy()), D, ["net.2 of G returns something else in every pass", "torch.rand"]),
-    "extra state": (lambda: G(Extra()), D, ["net.2._extra_state is extra state (dict)", "a buffer"]),
-    "expanded": (lambda: G(Expanded()), D, ["gain was made with expand", "clone()"]),
+    "other random numbers": (lambda: G(Numpy()), D, ["net.2 of G: returns something else in every pass", "torch.rand"]),
+    "extra state": (lambda: G(Extra()), D, ["net.2._extra_state: is extra state (dict)", "a buffer"]),
+    "expanded": (lambda: G(Expanded()), D, ["gain: was made with expand", "clone()"]),
     "its own error": (lambda: G(Breaks()), D, ["KeyError", "no such thing"]),
     "its own end": (lambda: G(Leaves()), D, ["SystemExit"]),
     "labels wanted": (Labelled, D, ["labels that are None"]),
@@ -526,7 +526,7 @@ def test_objectives_that_cannot_be_followed_are_refused():
     for objective, word in (
         (NoScalar(), r"a Loss of a tensor \[8\] .*of a scalar"),
         (NoGradient(), "none of its parameters"),
-        (Shows(), r"Loss.parts\['G/distance'\] must be a scalar tensor, got float"),
+        (Shows(), r"Loss.parts\['G/distance'\]: must be a scalar tensor, got float"),
     ):
         with manager(objective=objective) as scale_mgr, pytest.raises(UsageError, match=word):
             scale_mgr.train(pg.Estimator(G(), Says()))
@@ -544,7 +544,7 @@ def test_what_is_wrong_with_own_parts_is_one_line(points, tmp_path, monkeypatch,
     )
     monkeypatch.chdir(tmp_path)
     base = ("train", "custom", f"--data={points}", "--run-dir=run")
-    assert "needs latent" in refused(capsys, *base, "--nets=mine:Odd")
+    assert "latent: is missing" in refused(capsys, *base, "--nets=mine:Odd")
     assert "Return an nn.Module" in refused(capsys, *base, "--nets=mine:NoModules")
     assert "has no generator, discriminator" in refused(capsys, *base, "--nets=examples.own_wire:Ternary")
     assert "makes square images" in refused(capsys, *base)

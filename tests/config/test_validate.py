@@ -19,13 +19,13 @@ REFUSED = {
     "objective.loss=relativistic is none": ("objective.augment=ada", "objective.loss=relativistic"),
     "objective.loss=wasserstein is none": ("objective.augment=ada", "objective.loss=wasserstein"),
     "--strategy async D trains on the images of G's own turn": ("objective.zcr=5", "strategy=async"),
-    "D trains on the images of G's own turn: use": (
+    "D trains on the images of G's own turn. Use": (
         "objective.zcr_g=5",
         "strategy=per-label",
         "strategy.per_label_strategy=async",
     ),
     "--g_batch 32 must be --batch 16": ("objective.loss=relativistic", "g_batch=32"),
-    "use --lanes 2": ("objective.contrastive=1", "batch=8"),
+    "Use --lanes 2": ("objective.contrastive=1", "batch=8"),
     "each D sees one": ("objective.classifier=1", "strategy=per-label"),
     "--data.labels=false hides them": ("objective.classifier=1", "data.labels=false"),
 }

@@ -40,7 +40,7 @@ def test_a_cpu_has_no_streams_and_answers_what_is_asked():
 @pytest.mark.parametrize("kind", ["cuda", "mps"])
 def test_a_device_that_is_not_there_is_refused_in_one_line(kind, monkeypatch):
     monkeypatch.setattr(BACKENDS[kind].__class__, "is_available", lambda self: False)
-    with pytest.raises(UsageError, match=f"device.kind={kind}: .*use --device.kind=cpu"):
+    with pytest.raises(UsageError, match=f"device.kind={kind}: .*Use --device.kind=cpu"):
         pick_device(kind)
 
 

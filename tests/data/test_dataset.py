@@ -549,11 +549,11 @@ def test_other_files_are_told_the_formats(tmp_path):
     (tmp_path / "a.rar").write_text("")
     (tmp_path / "noext").write_text("")
     put(tmp_path / "a.png")
-    assert "has .rar, which is not a supported format: give `digits`, an .npz, .npy, .zip or .h5" in refusal(
+    assert "has .rar, which is not a supported format. Give `digits`, an .npz, .npy, .zip or .h5" in refusal(
         tmp_path / "a.rar"
     )
     assert "(no extension)" in refusal(tmp_path / "noext")
-    assert f"is one image: give its folder, {tmp_path}" in refusal(tmp_path / "a.png")
+    assert f"is one image. Give its folder, {tmp_path}" in refusal(tmp_path / "a.png")
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ def test_missing_inception_file_names_its_source(monkeypatch, tmp_path):
         named_space("inception", 32, 3)
     line = str(error.value)
     place = tmp_path / ".cache/paragan/pt_inception-2015-12-05-6726825d.pth"
-    assert all(part in line for part in (str(place), features.INCEPTION_URL, "sha256 starts with 6726825d", "use fd"))
+    assert all(part in line for part in (str(place), features.INCEPTION_URL, "sha256 starts with 6726825d", "score fd"))
     assert "\n" not in line
 
 

@@ -196,7 +196,7 @@ def test_passes_that_cannot_be_recorded_are_refused(settings, monkeypatch):
     run = tiny_run.make_run("device.capture_passes=true", *settings)
     for cuda in (False, True):
         monkeypatch.setattr(torch.cuda, "is_available", lambda cuda=cuda: cuda)
-        with pytest.raises(UsageError, match=r"--device.capture_passes=true .*leave it false"):
+        with pytest.raises(UsageError, match=r"--device.capture_passes=true: .*Leave it false"):
             validate(run, 1)
         with pytest.raises(UsageError, match="one rank"):
             validate(run, 2)
@@ -207,7 +207,7 @@ def test_without_a_compiler_a_cpu_records_nothing(monkeypatch):
     monkeypatch.setenv("CXX", "true")
     validate(run, 1)
     monkeypatch.setenv("CXX", "no-such-compiler")
-    with pytest.raises(UsageError, match=r"--device.capture_passes=true needs a C\+\+ compiler"):
+    with pytest.raises(UsageError, match=r"--device.capture_passes=true: needs a C\+\+ compiler"):
         validate(run, 1)
     with pytest.raises(UsageError, match="on CUDA and on CPUs"):
         validate(tiny_run.make_run("device.capture_passes=true", "device.kind=mps"), 1)

@@ -19,7 +19,7 @@ SPECTRAL = (
     "it), or objective.clip=0.\n"
 )
 PENALISED = (
-    "paragan: objective.clip=0.02 and objective.gp=10 are two ways to bound the slopes of D: use objective.gp=0, or "
+    "paragan: objective.clip=0.02: objective.gp=10 bounds the slopes of D too. Use objective.gp=0, or "
     "objective.clip=0\n"
 )
 

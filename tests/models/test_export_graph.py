@@ -75,7 +75,7 @@ def test_a_generator_for_every_label_is_a_graph_each(per_label, tmp_path):
 def test_refusals(small, tmp_path, monkeypatch):
     assert "ends in .onnx" in usage_error("export", small, "--format", "onnx", "--out", tmp_path / "folder")
     assert "--out" in usage_error("export", small, "--format", "onnx")
-    assert "leave --format out" in usage_error("export", small, "--format", "onnx", "--push", "a/b")
+    assert "Leave --format out" in usage_error("export", small, "--format", "onnx", "--push", "a/b")
     real = builtins.__import__
 
     def without(name, *more):

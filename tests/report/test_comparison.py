@@ -115,7 +115,7 @@ def test_runs_without_scores_ticks_or_grids(tmp_path, a):
 def test_equal_runs_differ_in_no_setting(tmp_path, a):
     other = make_run_dir(tmp_path / "c", scores=[score(30, 20)])
     assert "None: all settings are equal." in compare(tmp_path, a, other).words
-    with pytest.raises(UsageError, match="given twice"):
+    with pytest.raises(UsageError, match="named twice"):
         compare(tmp_path, a, tmp_path / "b" / ".." / "a")
 
 

@@ -197,7 +197,7 @@ def test_what_is_refused():
             tiny_run.make_run(*TEAMS, "strategy.replay_policy=uniform", f"strategy.{field}={value}")
     with pytest.raises(UsageError, match=r"strategy\.snapshot_wire"):
         tiny_run.make_run(*TEAMS, "strategy.snapshot_wire=topk")
-    with pytest.raises(UsageError, match="--g_batch 12 does not divide into --lanes 8: try --g_batch 8 or 16"):
+    with pytest.raises(UsageError, match=r"--g_batch 12: does not divide into --lanes 8\. Use --g_batch 8 or 16"):
         validate(tiny_run.make_run(*TEAMS, "g_batch=12"), 2)
 
 

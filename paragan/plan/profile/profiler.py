@@ -72,7 +72,7 @@ def local_batches(run: Run, requested: Sequence[int] = ()) -> list[int]:
         if batch % lane:
             down = max(lane, batch - batch % lane)
             raise UsageError(
-                f"--batches={batch}: is no multiple of a lane's {lane} images (--batch {run.batch} over --lanes "
+                f"--batches {batch}: is no multiple of a lane's {lane} images (--batch {run.batch} over --lanes "
                 f"{run.lanes}). Use {down} or {down + lane}, or other --lanes"
             )
     if requested:

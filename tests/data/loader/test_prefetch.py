@@ -188,7 +188,7 @@ def test_memory_stays_below_the_cap(opened):
             assert pipeline.memory_budget.used_bytes <= cap * 2**30
     assert pipeline.memory_budget.peak_bytes > 0.3 * cap * 2**30
     with pytest.raises(
-        UsageError, match=r"data.prefetch.memory_gb=1e-06 does not hold two batches ahead: use 0.001 or more"
+        UsageError, match=r"data.prefetch.memory_gb=1e-06: does not hold two batches ahead. Use 0.001 or more"
     ):
         PrefetchPipeline(streamed(source), plan(), PrefetchOptions(memory_gb=1e-6))
 

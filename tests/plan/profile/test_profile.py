@@ -170,7 +170,7 @@ def test_batches_are_whole_lanes():
     run = tiny_run.make_run("batch=48", "lanes=6")
     assert local_batches(run) == [8, 16, 32, 48]
     assert local_batches(run, [96, 8, 8]) == [8, 96]
-    with pytest.raises(UsageError, match=r"--batches 12 is no multiple of a lane's 8 images .* Use 8 or 16"):
+    with pytest.raises(UsageError, match=r"--batches 12: is no multiple of a lane's 8 images .* Use 8 or 16"):
         local_batches(run, [12])
 
 
@@ -284,7 +284,7 @@ def test_what_cannot_be_kept_is_not_said_to_be(tmp_path, monkeypatch):
         ("--batches=0", "--batches 0: they must be numbers of images, 1 or more"),
         ("--batches=-8", "--batches -8"),
         ("--batches=many", "--batches many"),
-        ("--batches=6", "--batches 6 is no multiple of a lane's 4 images"),
+        ("--batches=6", "--batches 6: is no multiple of a lane's 4 images"),
         ("--seconds=0", "--seconds=0"),
         ("--seconds=nan", "--seconds=nan"),
         ("--noise-kimg=-1", "--noise-kimg=-1"),

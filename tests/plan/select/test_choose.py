@@ -209,7 +209,7 @@ def test_a_rank_that_freezes_while_one_is_chosen_is_noticed_after_the_timeout(tm
 
 
 def test_auto_and_measured_layouts_are_refused():
-    assert "do not decide together" in usage_error("train", "digits", "--strategy=auto", "--device.tune=measured")
+    assert "does not decide together" in usage_error("train", "digits", "--strategy=auto", "--device.tune=measured")
 
 
 def test_settings_that_make_no_sense_are_refused():
