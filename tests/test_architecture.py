@@ -30,6 +30,7 @@ from code_metrics import (
     internal_imports,
     load_modules,
     long_functions,
+    misformed_messages,
     modules_without_docstring,
     private_imports,
     strategy_queries,
@@ -37,6 +38,7 @@ from code_metrics import (
     strongly_connected,
     undocumented_interfaces,
     unlike_assignments,
+    whole_runs,
 )
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -293,15 +295,25 @@ def test_modules_have_a_docstring(module: Module):
     expect_none(modules_without_docstring([module]), "Say what the module holds")
 
 
+@each_module
+def test_error_messages_have_one_form(module: Module):
+    expect_none(misformed_messages([module]), "Write `field=value: what is wrong. Use X or Y.`")
+
+
 def test_what_other_packages_call_has_a_docstring():
     expect_none(undocumented_interfaces(MODULES), "Document arguments, shapes, errors and source")
 
 
-# Doors ------------------------------------------------------------------------------------------------
+@each_module
+def test_functions_get_the_section_they_need(module: Module):
+    expect_none(whole_runs([module]), "Pass that section instead of the run")
+
+
+# Imports and effects -----------------------------------------------------------------------------------
 
 
 @each_module
-def test_torch_distributed_has_one_door(module: Module):
+def test_torch_distributed_is_used_in_two_modules(module: Module):
     if module.file in DISTRIBUTED:
         return
     findings = [

@@ -68,7 +68,9 @@ def _report(options: argparse.Namespace, rest: list[str], arguments: list[str]) 
 
 def _make_figures(folders: list[Path], options: argparse.Namespace) -> None:
     """Make missing figures. Failures are printed, or raised if the user gave options for figures."""
-    load = functools.cache(_load_data)
+    from paragan.config.resolve import load_dataset
+
+    load = functools.cache(load_dataset)
     has_options = options.data or options.nets or options.inception or options.features != "pixels"
     for folder in folders:
         if not any((folder / "model").glob("*.*")):
@@ -82,7 +84,6 @@ def _make_figures(folders: list[Path], options: argparse.Namespace) -> None:
 
 
 def _make_run_figures(folder: Path, options: argparse.Namespace, load_cached: Callable[[Any], Any]) -> None:
-    from paragan.config.run import Run
     from paragan.core.devices import pick_device
     from paragan.train.callbacks.report_figures import MAX_THOROUGH_SEARCH_VALUES, is_outdated, make_figures
     from paragan.train.callbacks.scoring import make_feature_space
@@ -96,7 +97,7 @@ def _make_run_figures(folder: Path, options: argparse.Namespace, load_cached: Ca
         reason = "the data are at a URL; `paragan report --data` with that URL reads them"
     else:
         try:
-            dataset = load_cached(Run(data=run.data))
+            dataset = load_cached(run.data)
         except UsageError as error:
             if options.data:
                 raise
@@ -123,9 +124,3 @@ def _load_run(folder: Path, data: str | None) -> Run:
 
     run = load_run_without_user_code(folder)
     return dataclasses.replace(run, data=dataclasses.replace(run.data, path=data)) if data else run
-
-
-def _load_data(run: Run) -> Any:
-    from paragan.config.resolve import load_dataset
-
-    return load_dataset(run.data)

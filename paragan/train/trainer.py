@@ -211,7 +211,7 @@ def train_in_dir(
         try:
             return train_from_checkpoint(run_dir, run, world, dataset, console, extra_callbacks)
         except RollbackRequested as rollback_request:
-            roll_back(run_dir, run, world, console, rollback_request)
+            roll_back(run_dir, run.on_divergence, world, console, rollback_request)
 
 
 def train_from_checkpoint(

@@ -60,7 +60,7 @@ def test_fields_of_a_strategy_and_what_the_busiest_rank_sends(tmp_path, processe
         assert 0 <= row["sent_bytes"] / (50_000 * numbers) - 1 < 0.05
 
 
-def test_alone_nothing_is_sent_and_a_recipe_says_how_much_there_is(tmp_path):
+def test_one_rank_sends_nothing_and_the_recipe_sets_the_size(tmp_path):
     assert run_cli("bench", "strategies", "--recipe=digits", "--rounds=1", "--json", tmp_path / "a.json").status == 0
     (sync, quantized) = rows(tmp_path / "a.json")
     assert sync["sent_bytes"] == quantized["sent_bytes"] == 0
@@ -78,7 +78,7 @@ def test_alone_nothing_is_sent_and_a_recipe_says_how_much_there_is(tmp_path):
         ("--compute-share=2", "from 0 to 1"),
     ],
 )
-def test_what_cannot_be_measured_is_refused(argument, said):
+def test_invalid_benchmarks_are_refused(argument, said):
     assert said in usage_error("bench", "strategies", argument)
 
 
@@ -148,7 +148,7 @@ else:
 
 @in_the_lab
 @pytest.mark.parametrize("latency", [(), ("--latency=20ms",)], ids=["tbf", "latency"])
-def test_a_link_is_as_slow_as_asked_and_nothing_is_left(tmp_path, latency):
+def test_an_emulated_link_has_its_rate_and_is_removed_after_use(tmp_path, latency):
     command = [
         sys.executable,
         LAB,
@@ -173,7 +173,7 @@ def test_a_link_is_as_slow_as_asked_and_nothing_is_left(tmp_path, latency):
 
 
 @in_the_lab
-def test_links_of_a_laboratory_are_found_as_they_were_made(tmp_path):
+def test_measured_links_match_the_emulated_ones(tmp_path):
     command = [sys.executable, LAB, "--hosts=3", "--rates=40mbit,40mbit,10mbit", "--latency=5ms", f"--logs={tmp_path}"]
     bench = [sys.executable, "-m", "paragan", "bench", "links", f"--out={tmp_path}/links.yaml"]
     done = subprocess.run([*command, "--", *bench], capture_output=True, text=True, timeout=110)
@@ -230,7 +230,7 @@ def test_what_the_laboratory_refuses(argument, said):
     assert said in done.stderr.splitlines()[-1]
 
 
-def test_how_fast_images_come(tmp_path):
+def test_data_throughput(tmp_path):
     file = tmp_path / "speed.json"
     ended = run_cli("bench", "data", "--data=digits", "--seconds=1", "--batch=32", f"--json={file}")
     assert ended.status == 0, ended

@@ -73,7 +73,7 @@ BAD = {  # command line: what its one line must say
 
 
 @pytest.mark.parametrize("line", BAD)
-def test_bad_input_is_one_line_and_makes_nothing(line, tmp_path):
+def test_bad_input_is_one_line_and_writes_no_file(line, tmp_path):
     said = usage_error(*line.split())
     assert all(words in said for words in BAD[line]), said
     assert not list(tmp_path.iterdir())
@@ -91,7 +91,7 @@ def test_every_help_teaches_by_examples(command, capsys):
     assert all(name in usage for name in ("PATH", "FROM") if command and f"\n{name} is whatever" in said)
 
 
-def test_inspect_says_what_is_there():
+def test_inspect_describes_the_data():
     said = run_cli("data", "inspect", "digits")
     assert said.status == 0
     for words in ("1,797", "all 8 x 8", "10 classes: 0 (178)", "grey 1,797", "8 x 8, grey; 115 kB, cached in memory"):
@@ -99,7 +99,7 @@ def test_inspect_says_what_is_there():
     assert said.err == ""
 
 
-def test_inspect_with_bad_ones_ends_well_and_says_so_clearly():
+def test_inspect_with_bad_images_succeeds_and_reports_them():
     (photos() / "ant" / "bad.png").write_bytes(b"no image")
     ended = run_cli("data", "inspect", "photos", "--json=found.json", "--sheet=sheet.png")
     assert ended.status == 0
@@ -177,7 +177,7 @@ def test_shards_come_with_their_index_and_can_be_trained_on(channels):
     assert Path("shards/paragan-index.npz").exists()
 
 
-def test_bad_ones_are_refused_or_skipped():
+def test_bad_images_are_refused_or_skipped():
     (photos() / "ant" / "bad.png").write_bytes(b"no image")
     assert "--skip-bad" in usage_error("data", "convert", "photos", "a.zip")
     assert sorted(path.name for path in Path().iterdir()) == ["photos"]

@@ -87,7 +87,7 @@ def test_memory_and_operations_are_those_of_a_round_that_is_played(settings):
 
 @pytest.mark.parametrize(("lanes", "merge"), [(8, 1), (11, 2), (16, 3), (16, 0)])
 @pytest.mark.parametrize("settings", VARIANTS.values(), ids=VARIANTS)
-def test_of_many_passes_a_few_tell_of_all(settings, lanes, merge):
+def test_many_passes_are_estimated_from_a_few(settings, lanes, merge):
     run = resolve(
         with_lanes(tiny_run.make_run(f"device.lanes_per_pass={merge}", *settings), lanes), tiny_run.make_dataset()
     )
@@ -96,7 +96,7 @@ def test_of_many_passes_a_few_tell_of_all(settings, lanes, merge):
     )
 
 
-def test_more_memory_than_there_is_is_said(monkeypatch):
+def test_too_much_memory_is_reported(monkeypatch):
     arguments = ("train", "digits", "-n", "--nets.width=8", "--device.kind=cpu")
     assert "memory here" not in run_cli(*arguments).out
     monkeypatch.setattr(type(BACKENDS["cpu"]), "memory_bytes", lambda self, device: 10**5)
@@ -107,7 +107,7 @@ def test_more_memory_than_there_is_is_said(monkeypatch):
     assert run_cli(*arguments[:4], "--device.kind=cuda").status == 2
 
 
-def test_a_rank_has_its_lanes_alone():
+def test_a_rank_computes_only_its_lanes():
     run = dataclasses.replace(tiny_run.make_run("g_batch=32"), lanes=8)
     part = with_lanes(run, 3)
     assert (part.batch, part.g_batch, part.lanes) == (6, 12, 3)

@@ -157,5 +157,5 @@ def test_a_file_of_links_may_have_the_one_line(profile, tmp_path):
     assert "a rate must be above 0" in usage_error("plan", "digits", profile, f"--links={tmp_path}/links.yaml")
 
 
-def test_a_profile_that_is_not_there_names_the_command_that_makes_one():
+def test_a_missing_profile_names_the_command_that_writes_one():
     assert "paragan bench step RECIPE --out" in usage_error("plan", "digits", "--profile=/nowhere.yaml")

@@ -149,7 +149,7 @@ def test_a_command_that_stopped_ends_where_it_would_have(tmp_path):
         (("--ramp=100:24", "--g_batch=18"), "--g_batch 18 does not grow with 24"),
     ],
 )
-def test_what_cannot_grow_is_refused(tmp_path, arguments, said):
+def test_runs_that_cannot_grow_are_refused(tmp_path, arguments, said):
     assert said in usage_error(*train_args(tmp_path / "run", "--kimg=0.1", *arguments))
 
 
@@ -165,7 +165,7 @@ def test_the_cost_of_a_ramp_is_that_of_its_largest_batch():
     assert total(small) == total(ramp)
 
 
-def test_a_stage_beyond_the_end_is_said_and_not_counted(tmp_path):
+def test_a_stage_beyond_the_end_is_reported_and_ignored(tmp_path):
     told = run_cli(
         "train", "digits", "--batch=16", "--lanes=2", "--nets.width=4", "--ramp=0.1:1024", "--kimg=0.05", "-n"
     )

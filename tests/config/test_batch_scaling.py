@@ -62,7 +62,7 @@ def test_a_half_life_is_in_images_unless_it_is_a_few_rounds():
     assert scale_to_batch(run(batch=64, ramp=((100, 4096),)), 64).ema.half_life_kimg == 40.96
 
 
-def test_penalties_follow_only_where_that_is_asked_for():
+def test_penalties_are_scaled_only_on_request():
     before = run(batch=256, objective=Adversarial(r1=8, r1_every=4))
     assert scale_to_batch(before, 64).objective == before.objective
     found = scale_to_batch(before, 64, scale_penalties=True)
@@ -74,7 +74,7 @@ def test_penalties_follow_only_where_that_is_asked_for():
     assert "no R1" in scale_to_batch(run(), 32, scale_penalties=True).reasons[-1]
 
 
-def test_what_the_user_set_stays():
+def test_user_settings_are_not_scaled():
     own = {"g.optimizer.lr", "d.warm_up_kimg", "ema.half_life_kimg"}
     found = scale_to_batch(run(batch=2048), 64, fixed_fields=own)
     assert (found.g.optimizer.lr, found.d.warm_up_kimg, found.ema.half_life_kimg) == (1e-3, 0, 10)

@@ -197,7 +197,7 @@ def test_a_game_for_every_label(points, tmp_path):
         assert made["x"].shape == (4, 2)
 
 
-def test_another_network_of_the_same_name_is_told_by_its_layers(points, tmp_path, monkeypatch, capsys):
+def test_another_network_of_the_same_name_is_recognised_by_its_layers(points, tmp_path, monkeypatch, capsys):
     run = trained(tmp_path / "run", points, "examples.mixture:Nets")
     from examples import mixture
 
@@ -276,7 +276,7 @@ class Says(D):
 
 
 @pytest.mark.parametrize("shape", [(6,), (2, 9), (1, 8, 8), (1, 4, 4, 4)], ids=str)
-def test_any_shape_with_an_objective_of_ones_own_and_data_for_g(shape):
+def test_any_shape_with_a_user_objective_and_data_for_g(shape):
     size = int(np.prod(shape))
 
     class Back(nn.Module):
@@ -484,7 +484,7 @@ def test_networks_that_cannot_be_trained_are_refused(case):
 
 
 @pytest.mark.parametrize("make_d", [lambda: D(Spread())], ids=["coupled"])
-def test_lane_by_lane_they_are_trained(make_d):
+def test_coupled_networks_are_trained_lane_by_lane(make_d):
     with manager(merge=1) as scale_mgr:
         scale_mgr.train(pg.Estimator(G(), make_d()))
 
@@ -532,7 +532,7 @@ def test_objectives_that_cannot_be_followed_are_refused():
             scale_mgr.train(pg.Estimator(G(), Says()))
 
 
-def test_what_is_wrong_with_own_parts_is_one_line(points, tmp_path, monkeypatch, capsys):
+def test_errors_in_user_code_are_one_line(points, tmp_path, monkeypatch, capsys):
     (tmp_path / "mine.py").write_text(
         "from paragan.core.schema import config_class\n"
         "import torch.nn as nn\n"

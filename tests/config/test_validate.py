@@ -32,7 +32,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("words", "settings"), REFUSED.items(), ids=REFUSED)
-def test_what_would_be_trained_as_something_else_is_refused(words, settings):
+def test_contradictory_settings_are_refused(words, settings):
     with pytest.raises(UsageError) as refused:
         resolve(tiny_run.make_run(*settings), tiny_run.make_dataset())
     assert words in str(refused.value)
@@ -62,7 +62,7 @@ def test_a_head_and_its_weight_belong_together(weights, conditioning):
     check_d_conditioning(Adversarial(), "projection")
 
 
-def test_one_call_is_for_networks_of_ours_on_cuda():
+def test_concat_real_fake_defaults_to_false_on_a_cpu():
     run = resolve(tiny_run.make_run(), tiny_run.make_dataset())
     assert run.device.concat_real_fake is False
     assert (

@@ -126,7 +126,7 @@ def test_six_and_four_rounds_equal_ten(pool, settings, optimizer, ranks, tmp_pat
 
 
 @pytest.mark.parametrize("optimizer", ["adabelief", "lamb", "lookahead"])
-def test_so_they_do_with_an_optimizer_of_the_library(optimizer, tmp_path):
+def test_the_laws_hold_with_a_third_party_optimizer(optimizer, tmp_path):
     test_six_and_four_rounds_equal_ten(None, ("strategy=sync",), optimizer, 1, tmp_path)
 
 
@@ -135,7 +135,7 @@ CLIPPED = VARIANTS["clip"]
 
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("name", ["sync", "quantized exact", "gossip int8", "async teams"])
-def test_so_they_do_where_weights_are_clipped(pool, name, ranks, tmp_path):
+def test_the_laws_hold_with_weight_clipping(pool, name, ranks, tmp_path):
     test_six_and_four_rounds_equal_ten(pool, (*table.STRATEGIES[name], *CLIPPED), "sgd", ranks, tmp_path)
 
 
@@ -173,7 +173,7 @@ def test_four_ranks_then_two_equal_one(pool, settings, tmp_path):
 
 
 @every_strategy
-def test_what_four_ranks_remember_two_go_on_with_as_its_mean(pool, settings, tmp_path):
+def test_two_ranks_resume_from_the_mean_state_of_four(pool, settings, tmp_path):
     run = tiny_run.make_run(*settings)
 
     def remembered(session):

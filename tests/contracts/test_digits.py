@@ -31,7 +31,7 @@ def two_kimg(world):
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])
-def test_ranks_give_the_model_of_one(pool, ranks):
+def test_n_ranks_equal_one(pool, ranks):
     """To rounding, which Adam's first steps (plus or minus the whole rate, whatever the gradient) amplify."""
     one = two_kimg(tiny_run.World.solo())
     for several in pool(ranks, two_kimg):
@@ -51,7 +51,7 @@ class Double(nn.Module):
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])
-def test_in_float64_ranks_give_the_networks_of_one(pool, ranks):
+def test_in_float64_n_ranks_equal_one(pool, ranks):
     """The same 2 kimg: what differs in float32 is rounding and nothing else."""
 
     def job(world):

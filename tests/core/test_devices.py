@@ -22,7 +22,7 @@ CPU = torch.device("cpu")
 ROOT = Path(__file__).parents[2] / "paragan"
 
 
-def test_a_cpu_has_no_streams_and_answers_what_is_asked():
+def test_the_cpu_backend_has_no_streams():
     kind = backend_of(CPU)
     assert (kind.dist_backend, kind.has_streams, kind.is_available()) == ("gloo", False, True)
     assert kind.device_name(CPU)
@@ -38,13 +38,13 @@ def test_a_cpu_has_no_streams_and_answers_what_is_asked():
 
 
 @pytest.mark.parametrize("kind", ["cuda", "mps"])
-def test_a_device_that_is_not_there_is_refused_in_one_line(kind, monkeypatch):
+def test_a_missing_device_is_refused_in_one_line(kind, monkeypatch):
     monkeypatch.setattr(BACKENDS[kind].__class__, "is_available", lambda self: False)
     with pytest.raises(UsageError, match=f"device.kind={kind}: .*Use --device.kind=cpu"):
         pick_device(kind)
 
 
-def test_auto_is_never_what_was_not_tried(monkeypatch):
+def test_auto_never_picks_mps(monkeypatch):
     monkeypatch.setattr(BACKENDS["cuda"].__class__, "is_available", lambda self: False)
     monkeypatch.setattr(BACKENDS["mps"].__class__, "is_available", lambda self: True)
     assert pick_device("auto") == CPU
@@ -55,7 +55,7 @@ def test_auto_is_never_what_was_not_tried(monkeypatch):
         validate(tiny_run.make_run("device.kind=mps"), 2)
 
 
-def test_only_one_file_asks_what_kind_a_device_is():
+def test_only_one_module_branches_on_the_device_kind():
     """But for what is about CUDA alone: graphs, and its copies from pinned memory."""
     about_cuda = {
         "core/devices.py",
@@ -72,7 +72,7 @@ def test_only_one_file_asks_what_kind_a_device_is():
 
 
 @pytest.mark.skipif(sys.platform != "linux" or platform.libc_ver()[0] != "glibc", reason="of glibc")
-def test_memory_that_was_freed_is_kept():
+def test_freed_memory_is_reused():
     """In processes of their own, since it is for good, whose blocks come from the system and go back to it by what the
     environment says: page faults of ten passes over tensors of 1 MB, after three."""
     here = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536"}

@@ -63,7 +63,7 @@ def test_numbers_that_json_lacks_are_null_and_named(tmp_path):
     assert again.path.read_bytes() == records.path.read_bytes()
 
 
-def test_what_is_not_plain_is_refused_by_name_and_nothing_is_written(tmp_path):
+def test_values_that_are_not_json_are_refused_by_name(tmp_path):
     records = JsonlFile(tmp_path / "stats.jsonl")
     with pytest.raises(TypeError, match=r"Loss/parts\.r1: a ndarray"):
         records.append({"Loss/parts": {"r1": np.zeros(2)}})

@@ -17,7 +17,7 @@ def test_a_stream_is_a_function_of_its_position():
         assert not np.array_equal(a, philox_generator(*other).standard_normal(5))
 
 
-def test_lanes_draw_the_same_merged_or_apart():
+def test_lanes_draw_the_same_merged_or_separate():
     merged = LaneRng(5, 128, (0, 1, 2, 3), 4)
     apart = [LaneRng(5, 128, (lane,), 4) for lane in range(4)]
     assert torch.equal(merged.normal("z", 7), torch.cat([d.normal("z", 7) for d in apart]))
@@ -56,7 +56,7 @@ def take(source, count):
     return [whole(hands) for hands in batches]
 
 
-def test_any_deal_of_the_lanes_draws_the_same():
+def test_draws_do_not_depend_on_the_distribution_of_lanes():
     """300 images and a batch of 64: the epochs end in the middle of a batch."""
     whole = take(lanes(tuple(range(8)), mirror=True), 12)
     parts = [take(lanes(owned, mirror=True), 12) for owned in ((0, 1, 2), (3,), (4, 5, 6, 7))]
@@ -65,7 +65,7 @@ def test_any_deal_of_the_lanes_draws_the_same():
             assert torch.equal(whole[step][i], torch.cat([part[step][i] for part in parts]))
 
 
-def test_merging_does_not_change_what_is_drawn():
+def test_merging_does_not_change_draws():
     one, several = take(lanes((0, 1, 2, 3)), 3), take(lanes((0, 1, 2, 3), merge=1), 3)
     assert all(torch.equal(a, b) for x, y in zip(one, several, strict=True) for a, b in zip(x, y, strict=True))
 
@@ -75,7 +75,7 @@ def test_going_on_in_the_middle_is_going_on():
     assert all(torch.equal(a, b) for x, y in zip(whole[6:], rest, strict=True) for a, b in zip(x, y, strict=True))
 
 
-def test_every_image_is_seen_once_an_epoch():
+def test_an_epoch_contains_every_image_once():
     source = lanes(tuple(range(8)))
     seen = np.concatenate([source.lane_indices(64 * step, lane) for step in range(75) for lane in range(8)])
     assert np.array_equal(np.bincount(seen), np.full(300, 64 * 75 // 300))

@@ -65,7 +65,7 @@ def test_differences_are_none_or_named_with_both_values():
     ]
 
 
-def test_the_nearest_name_or_all_of_them():
+def test_did_you_mean_names_the_nearest_or_all():
     assert did_you_mean("bach", ["batch", "seed"]) == "; did you mean batch?"
     assert did_you_mean("xyzzy", ["batch", "seed"]) == "; there are: batch, seed"
 
@@ -116,7 +116,7 @@ WRONG = {  # (field, value): how the refusal begins
 }
 
 
-def test_what_is_wrong_as_a_whole_is_told_without_a_field():
+def test_errors_of_the_whole_record_name_no_field():
     for kind, data, what in (
         (Run, 3, "3: input should be a dictionary or an instance of Run"),
         (Run, {"g": {"optimizer": {}}}, "g.optimizer has no name: --g.optimizer=NAME selects one"),

@@ -148,7 +148,7 @@ def test_grey_with_alpha_stays_grey(tmp_path):
     assert (found[1:, :, 0] == pixels[1:, :, 0]).all()
 
 
-def test_palettes_are_looked_up_with_their_transparency(tmp_path):
+def test_palettes_are_expanded_with_their_transparency(tmp_path):
     image = Image.fromarray((np.arange(64, dtype=np.uint8) % 3).reshape(8, 8))
     image.putpalette([255, 0, 0, 0, 255, 0, 9, 9, 9])
     image.save(tmp_path / "a.png", transparency=2)
@@ -207,13 +207,13 @@ def test_exif_orientation_is_undone(tmp_path, orientation, suffix):
     assert (found == upright).all()
 
 
-def test_damaged_exif_turns_nothing(tmp_path):
+def test_damaged_exif_does_not_rotate(tmp_path):
     for index, exif in enumerate((b"Exif\x00\x00garbage", b"Exif\x00\x00II*\x00\x08\x00\x00\x00\x09\x00", b"\x00")):
         put(tmp_path / f"{index}.jpg", np.full((8, 8, 3), 77, np.uint8), exif=exif)
     assert load_data(str(tmp_path), resolution=8).images.shape == (3, 8, 8, 3)
 
 
-def test_channels_can_be_asked_for(tmp_path):
+def test_channels_can_be_set(tmp_path):
     colour, grey = noise(8, 8, 3), noise(8, 8)
     assert (only(grey, tmp_path / "g", channels=3) == grey[..., None]).all()
     expected = np.asarray(Image.fromarray(colour).convert("L"))
@@ -300,7 +300,7 @@ def test_labels_that_are_dropped_need_not_be_valid(tmp_path):
 # What is said -----------------------------------------------------------------------------------------------
 
 
-def test_describe_says_what_was_found(tmp_path):
+def test_describe_lists_what_was_read(tmp_path):
     put(tmp_path / "cat" / "a.png", noise(28, 40))
     put(tmp_path / "cat" / "b.png", noise(20, 30))
     put(tmp_path / "dog" / "a.png", noise(28, 28))
@@ -419,7 +419,7 @@ def test_of_several_damaged_images_the_first_and_their_number_are_named(tmp_path
     assert "(and 2 more of 4 images)" in message
 
 
-def test_a_set_of_nothing_but_damaged_images(tmp_path):
+def test_a_set_of_damaged_images_only(tmp_path):
     for name in ("a.png", "b.jpg"):
         (tmp_path / name).write_text("no image at all")
     message = refusal(tmp_path)
@@ -485,7 +485,7 @@ def test_an_npz_that_claims_more_than_memory_is_refused_unread(tmp_path):
         ({"images": noise(2, 8, 8), "labels": [0, 1], "classes": [1, 2]}, "np.array(names, dtype=str)"),
     ],
 )
-def test_an_npz_that_does_not_fit_is_told_why(tmp_path, arrays, said):
+def test_invalid_npz_files_are_refused_with_the_reason(tmp_path, arrays, said):
     where = npz(tmp_path / "a.npz", **arrays)
     message = refusal(where)
     assert said in message
@@ -503,7 +503,7 @@ class Trap:
 
 
 @pytest.mark.parametrize("key", ["images", "labels", "classes"])
-def test_pickled_arrays_are_refused_and_nothing_in_them_runs(tmp_path, key):
+def test_pickled_arrays_are_refused_without_running_code(tmp_path, key):
     trap = np.array([Trap(tmp_path / "sprung")] * 2, dtype=object)
     arrays = {"images": noise(2, 8, 8), "labels": [0, 1], "classes": ["a", "b"], key: trap}
     message = refusal(npz(tmp_path / "a.npz", **arrays))
@@ -545,7 +545,7 @@ def test_a_damaged_npz_never_escapes_as_a_traceback(tmp_path, save):
             assert "\n" not in str(error)  # noqa: PT017
 
 
-def test_other_files_are_told_the_formats(tmp_path):
+def test_unsupported_files_are_refused_with_the_formats(tmp_path):
     (tmp_path / "a.rar").write_text("")
     (tmp_path / "noext").write_text("")
     put(tmp_path / "a.png")

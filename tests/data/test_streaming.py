@@ -161,7 +161,7 @@ def test_per_label(photos, tmp_path):
         assert networks(tmp_path / "held" / "labels" / label) == networks(tmp_path / "streamed" / "labels" / label)
 
 
-def test_an_address_is_trained_on_as_it_was_given(photos, streamed, tmp_path):
+def test_an_address_is_used_as_typed(photos, streamed, tmp_path):
     with run_nginx(photos, tmp_path / "nginx") as server:
         far = trained(tmp_path / "run", f"{server.url}/", "--data.cache=stream", "--data.remote.cache_dir=")
     assert networks(far) == networks(streamed)

@@ -72,7 +72,7 @@ def test_what_is_replayed_is_what_would_have_been_played(settings):
 
 
 @pytest.mark.parametrize("settings", (SETTINGS | KEPT).values(), ids=SETTINGS | KEPT)
-def test_operations_as_they_were_listed_are_those_of_the_pass_to_the_bit(settings):
+def test_recorded_operations_replay_the_pass_bit_for_bit(settings):
     run = tiny_run.make_run(*settings)
     (a, losses_a), (b, losses_b) = (
         played(run, recorder, 5)
@@ -101,7 +101,7 @@ def test_a_compiled_pass_rounds_otherwise_and_goes_on_from_a_checkpoint_to_the_b
     assert tiny_run.is_equal(tiny_run.gather_owner_state(resumed), whole)
 
 
-def test_a_program_is_traced_without_writing_and_keeps_to_its_own_tensors():
+def test_tracing_writes_only_to_its_own_tensors():
     made = []
     for k in range(3):
         given, sums, counts = torch.full((4,), float(k)), torch.zeros(4), torch.zeros(3)
@@ -129,7 +129,7 @@ def test_a_program_is_traced_without_writing_and_keeps_to_its_own_tensors():
     "rows", [torch.tensor(3), torch.tensor([3, 0, 3, 9]), torch.tensor([[3, 0, 1], [2, 2, 9]])], ids=str
 )
 @pytest.mark.parametrize("about", [{}, {"padding_idx": 3}, {"scale_grad_by_freq": True}, {"sizes": 100}], ids=str)
-def test_tables_are_looked_up_with_the_gradient_that_torch_has(rows, about):
+def test_embedding_gradients_equal_torchs(rows, about):
     table = torch.nn.Embedding(about.get("sizes", 10), 5, **{k: v for k, v in about.items() if k != "sizes"})
     wanted = torch.randn(*rows.shape, 5)
 
@@ -180,7 +180,7 @@ def test_recording_is_no_part_of_a_pace():
     assert line["Timing/sec_per_kimg"] * run.batch / 1000 < 0.5
 
 
-def test_staged_numbers_are_those_of_the_position_they_were_refreshed_for():
+def test_staged_random_numbers_belong_to_their_position():
     staged, later = StagedRng(0, 0, (0, 1), 4), LaneRng(0, 64, (0, 1), 4)
     small = dataclasses.replace(staged, per_lane=2)
     first = staged.normal("z", 3), small.normal("z", 3)

@@ -21,7 +21,7 @@ POLICIES = [Adam(lr=0.1), Adam(lr=0.1, fused=False), SGD(lr=0.1, momentum=0.5), 
 
 @pytest.mark.parametrize("ahead", [1.0, 2.5])
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.name)
-def test_an_optimistic_step_looks_ahead_by_what_this_one_would_repeat(policy, ahead):
+def test_an_optimistic_step_extrapolates_by_the_last_update(policy, ahead):
     """w <- w - u - ahead (u - u_before), with u what the optimizer would do alone at the same gradients."""
     w, alone = start(), start()
     wrapped, plain = optimistic(policy.build([w]), ahead), policy.build([alone])
@@ -90,7 +90,7 @@ def test_bilinear_game_converges_only_with_a_wrapper(wrapper):
 
 @pytest.mark.parametrize("lags", [(0, 0), (1, 0), (0, 1), (1, 1), (3, 0)])
 @pytest.mark.parametrize("ahead", [0.0, 1.0, 2.0, 3.0])
-def test_looking_ahead_makes_up_for_half_of_both_lags_and_half_a_round(lags, ahead):
+def test_extrapolation_compensates_half_of_both_lags_and_half_a_round(lags, ahead):
     """The bilinear game, each player against the other as it was: docs/async.md, "Looking ahead"."""
     x, y = (torch.nn.Parameter(torch.ones(1, dtype=torch.float64)) for _ in range(2))
     optimizers = [SGD(lr=0.02).build([w]) for w in (x, y)]
@@ -126,12 +126,12 @@ def test_looking_ahead_makes_up_for_half_of_both_lags_and_half_a_round(lags, ahe
         (("strategy=sync", "g.optimizer_wrapper=optimistic"), ("optimistic", 1.0)),
     ],
 )
-def test_a_strategy_says_how_far_ahead_and_the_user_before_it(settings, expected):
+def test_extrapolation_defaults_to_the_strategys(settings, expected):
     run = fill_strategy_defaults(tiny_run.make_run(*settings))
     assert (run.g.optimizer_wrapper, run.g.extrapolation) == expected
     assert fill_strategy_defaults(run) == run
 
 
-def test_nobody_looks_ahead_where_it_was_not_asked_for():
+def test_extrapolation_without_the_optimistic_wrapper_is_refused():
     with pytest.raises(UsageError, match=r"extrapolation=3\.0: is for optimizer_wrapper=optimistic, not none"):
         fill_strategy_defaults(tiny_run.make_run("strategy=sync", "g.extrapolation=3"))

@@ -178,7 +178,7 @@ def test_user_settings_override_the_objective_of_a_policy():
     assert "policy wcgan: set by hand: objective.clip" in lines
 
 
-def test_networks_that_the_user_names_come_before_what_a_policy_says_of_them():
+def test_the_users_networks_win_over_the_policys():
     for own in ([("nets", "dcgan"), ("nets.width", "16")], [("nets.width", "16"), ("nets.name", "dcgan")]):
         run, lines = build_run(to_dict(get_recipe("fashion")), own, "wcgan")
         assert run.nets == DCGAN(width=16, spectral=False)
@@ -187,7 +187,7 @@ def test_networks_that_the_user_names_come_before_what_a_policy_says_of_them():
     assert run.nets == DCGAN(spectral=False, batch_norm=True)
 
 
-def test_networks_that_a_policy_is_not_about_are_left_as_the_user_wants_them():
+def test_a_policy_leaves_other_networks_unchanged():
     run, lines = build_run(to_dict(get_recipe("digits")), [("nets", "sngan"), ("nets.width", "16")], "dcgan")
     assert run.nets == SNGAN(width=16)
     assert run.objective.loss == "nonsaturating"

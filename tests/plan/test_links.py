@@ -58,7 +58,7 @@ def test_home_links_have_two_rates():
     assert links.link_between(5, 6) == Link(2.5e6, pytest.approx(0.04))
 
 
-def test_a_file_by_hand(tmp_path):
+def test_a_handwritten_links_file(tmp_path):
     links = read_links(written(tmp_path, BY_HAND))
     assert links.link_between(0, 1) == Link(25e6, 0.01)
     assert links.link_between(1, 2) == Link(12.5e6, 0.01)  # as fast as the slower port
@@ -66,7 +66,7 @@ def test_a_file_by_hand(tmp_path):
     assert links.link_between(2, 2) == Link(3e9, pytest.approx(2e-5))
 
 
-def test_what_is_written_is_read_again(tmp_path):
+def test_links_round_trip(tmp_path):
     links = read_links(written(tmp_path, BY_HAND))
     again = read_links(written(tmp_path, links_to_yaml(links)))
     for a in range(4):
@@ -77,7 +77,7 @@ def test_what_is_written_is_read_again(tmp_path):
     assert (again.duplex_efficiency, again.contention_efficiency, again.initial_window_bytes) == (0.98, 1.0, 14480)
 
 
-def test_pairs_alone_suffice_where_all_are_there(tmp_path):
+def test_links_from_pairs_only(tmp_path):
     pairs = 'hosts: 3\npairs: {0-1: "1 Gbit/s, 1 ms", 0-2: "1 Gbit/s, 2 ms", 1-2: "1 Gbit/s, 3 ms"}'
     assert read_links(written(tmp_path, pairs)).link_between(2, 1) == Link(125e6, 0.003)
 

@@ -35,7 +35,7 @@ def test_a_recipe_is_a_run_that_can_be_played(name):
     assert RECIPES[name].__doc__
 
 
-def test_every_family_is_there_on_every_set():
+def test_every_family_exists_for_every_set():
     families = ("sngan", "sagan", "biggan", "contragan", "r3gan")
     wanted = {f"{family}-{data}" for family in families for data in DATASETS}
     assert set(published_recipes()) == wanted | {f"biggan-imagenet{size}" for size in (256, 512, 1024)}

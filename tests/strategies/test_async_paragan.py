@@ -87,7 +87,7 @@ def test_one_forward_of_g_less_a_round():
         assert calls == [True]
 
 
-def test_what_is_kept_is_bounded():
+def test_the_replay_buffer_is_bounded():
     s = tiny_run.make_session(
         tiny_run.make_run("strategy=async", "strategy.fake_lags=[3,1]", "strategy.replay_policy=uniform")
     )
@@ -130,7 +130,7 @@ def test_replayed_images_keep_their_labels():
     assert not torch.equal(drawn.images, rounds[0].images)
 
 
-def test_a_checkpoint_has_what_was_made_for_any_number_of_ranks(pool, tmp_path):
+def test_a_checkpoint_holds_the_buffer_for_any_number_of_ranks(pool, tmp_path):
     """Three rounds on two ranks, then three on one, equal six on one; lags reach behind the checkpoint."""
     run = tiny_run.make_run(
         *asked((3, 1), (2,)), "strategy.replay_policy=replay", "strategy.replay_policy.fraction=0.9", lanes=4

@@ -153,7 +153,7 @@ def test_batches_of_any_size(g_per_lane, d_per_lane, policy):
             assert not set(map(tuple, first.images.tolist())) & set(map(tuple, second.images.tolist()))
 
 
-def test_a_lane_is_found_in_what_was_made_together():
+def test_a_lane_is_selected_from_merged_fakes():
     fakes = FakeReplayBuffer(Latest(), lambda step: 1, 1)
     fakes.insert(FakeBatch(torch.arange(8.0)[:, None], None), (0, 1, 2, 3), 0)
     drawn = fakes(Batch(torch.zeros(4, 1), None, LaneRng(0, 16, (1, 3), 2)), 1)
@@ -177,7 +177,7 @@ def test_the_division_with_which_neither_waits():
     assert balance(1.0, 1.0, 2) == (1, 1)
 
 
-def test_what_is_refused():
+def test_invalid_teams_are_refused():
     with pytest.raises(UsageError, match=r"split=2:6: needs 8 ranks, and 4 were started. Use 2:2"):
         validate(tiny_run.make_run(*TEAMS, "strategy.split='2:6'"), 4)
     with pytest.raises(UsageError, match=r"split=1:1: needs 2 ranks, and 1 was started. Use --ranks=2"):
@@ -256,14 +256,14 @@ def test_from_teams_to_one_rank_and_back(pool, tmp_path):
     assert tiny_run.relative_distance(rows[0][1], tiny_run.play_rounds(run, 9), "G/") < 2e-4
 
 
-def test_the_time_until_a_message_is_wanted_is_not_waited(pool):
+def test_a_slow_team_is_not_waited_for_within_the_lead(pool):
     run = tiny_run.make_run(*TEAMS, "strategy.max_lead_rounds=5", "strategy.split=1:1")
     slow = pool(2, delayed(run, 6, (0.2, 0.0)))[0][1]  # rank 0 sleeps, and does not wait
     assert slow["Timing/exchange_wait_s"] < 0.5 * slow["Timing/total_s"]
 
 
 @pytest.mark.timeout(1200)
-def test_links_that_are_dropped_leave_nothing(pool):
+def test_dropped_links_leave_no_state(pool):
     """No thread and no socket, however often a role is made and played: 20 times, or PARAGAN_SOAK times 20."""
     run = tiny_run.make_run(*TEAMS, "strategy.split=1:1")
 

@@ -314,7 +314,7 @@ def test_status_tells_of_every_label(done):
     assert "complete, 0.08 of 0.08 kimg" in run_cli("status", label(done, 3)).out
 
 
-def test_a_label_again_or_replaced_leaves_the_others_alone(tmp_path):
+def test_retraining_a_label_does_not_change_the_others(tmp_path):
     folder = trained(tmp_path / "run")
     before = outcomes(folder)
     assert run_cli("label", folder, "3", "--retrain").status == 0
@@ -519,7 +519,7 @@ def test_damaged_files_are_named(done, tmp_path, file, text, arguments):
 @pytest.mark.parametrize(
     "text", ["", '{"state": "odd", "worker": "x"}', '{"state": "done", "worker": "x", "images": "y"}']
 )
-def test_damaged_files_in_the_queue_are_seen_through(done, tmp_path, text):
+def test_damaged_queue_files_are_ignored(done, tmp_path, text):
     folder = shutil.copytree(done, tmp_path / "run")
     (folder / "queue" / "0001.1.json").write_text(text)
     assert run_cli("status", folder).status == 0

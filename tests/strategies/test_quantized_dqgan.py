@@ -68,7 +68,7 @@ def bilinear(exchange, rank, ranks, steps, *, rate=0.4, noise=0.0, loud=0.0):
     return float(torch.stack(seen[-steps // 4 :]).square().mean().sqrt())
 
 
-def test_looking_ahead_converges_where_descent_diverges():
+def test_extrapolation_converges_where_descent_diverges():
     assert bilinear(lambda rate: OptimisticMirrorDescent(NoExchange(), lambda: rate), 0, 1, 600) < 1e-3
     assert bilinear(lambda rate: NoExchange(), 0, 1, 600) > 1e3
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from paragan.comm.world import World
-from paragan.config.run import Run
 from paragan.config.sections import RollbackOptions
 from paragan.core.errors import Diverged
 from paragan.train import checkpoint
@@ -21,14 +20,14 @@ from paragan.train.run_dir import RunDir
 
 
 def roll_back(
-    run_dir: RunDir, run: Run, world: World, console: RunConsole, rollback_request: RollbackRequested
+    run_dir: RunDir, options: RollbackOptions, world: World, console: RunConsole, rollback_request: RollbackRequested
 ) -> None:
     """Make the last good checkpoint the newest one, and write down why. All ranks call this.
 
     Raises:
-        Diverged: the run went back `on_divergence.max_rollbacks` times before.
+        Diverged: the run went back `options.max_rollbacks` times before.
     """
-    message = _decide_rollback(run_dir, run.on_divergence, rollback_request) if world.is_main else ""
+    message = _decide_rollback(run_dir, options, rollback_request) if world.is_main else ""
     message = world.all_gather_str(message)[0]
     if message.startswith(ACTION_EXHAUSTED):
         raise Diverged(message.removeprefix(ACTION_EXHAUSTED), same_on_all_ranks=True)

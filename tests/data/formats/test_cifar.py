@@ -65,7 +65,7 @@ def test_without_names_classes_are_numbers(tmp_path):
 @pytest.mark.parametrize("dtype", ["u1", "<i8", ">i4", "<u2"])
 @pytest.mark.parametrize("order", ["C", "F"])
 @pytest.mark.parametrize("writer", WRITERS)
-def test_arrays_are_put_together_as_they_were(dtype, order, writer):
+def test_array_batches_keep_order(dtype, order, writer):
     if writer == "python2" and order == "F":
         return
     wanted = np.asarray(np.arange(24).reshape(2, 3, 4).astype(dtype), order=order)  # pyright: ignore
@@ -121,7 +121,7 @@ def test_a_trap_is_not_sprung(tmp_path, protocol):
         b"\x80\x63.",
     ],
 )
-def test_programs_are_refused(program):
+def test_pickles_that_run_code_are_refused(program):
     with pytest.raises(UnsafePickleError):
         to_array(safe_unpickle(program))
 
@@ -152,7 +152,7 @@ def test_other_objects_are_named(tmp_path):
         ([1], "it holds no dict"),
     ],
 )
-def test_what_does_not_fit_is_told_why(tmp_path, batch, said):
+def test_invalid_files_are_refused_with_the_reason(tmp_path, batch, said):
     ten(tmp_path)
     for number in range(2, 6):
         (tmp_path / f"data_batch_{number}").unlink()

@@ -72,7 +72,7 @@ def noise(file: Path, other: Path) -> None:
 @pytest.mark.parametrize("change", [written_over, replaced, cut, emptied, noise])
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("begun", [True, False], ids=["begun", "fresh"])
-def test_what_is_read_is_old_or_refused(tmp_path, form, change, begun):
+def test_a_changed_file_is_read_as_it_was_or_refused(tmp_path, form, change, begun):
     file, other = stored(tmp_path / "old", form, OLD), stored(tmp_path / "new", form, NEW)
     found = open_source(str(file))
     if begun:

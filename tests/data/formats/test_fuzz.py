@@ -41,7 +41,7 @@ def blocks(tmp_path_factory) -> dict[str, dict]:
 
 
 @pytest.mark.parametrize("name", fuzz.CASES)
-def test_nothing_but_one_line(blocks, name):
+def test_damaged_files_give_one_line(blocks, name):
     block = blocks[name]
     assert "ended" not in block, block["ended"]
     assert block["many_wrong"] == 0, "\n".join(block["wrong"])
@@ -51,5 +51,5 @@ def test_nothing_but_one_line(blocks, name):
     assert block["peak_mb"] < 2048
 
 
-def test_there_are_ten_thousand():
+def test_ten_thousand_files_are_tried():
     assert sum(count for _, count in fuzz.CASES.values()) >= 10_000

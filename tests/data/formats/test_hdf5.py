@@ -50,7 +50,7 @@ def test_channels_last_grey_and_the_other_key(tmp_path):
     assert (one.read(4) == IMAGES[4, :, :, :1]).all()
 
 
-def test_plain_images_far_away_are_one_request_each(tmp_path):
+def test_uncompressed_remote_images_are_one_request_each(tmp_path):
     stored(tmp_path / "a.h5")
     place = FakeRemoteFileSystem(tmp_path)
     found = open_hdf5(place, "a.h5")
@@ -59,7 +59,7 @@ def test_plain_images_far_away_are_one_request_each(tmp_path):
     assert size == IMAGES[5].nbytes
 
 
-def test_the_identity_tells_sets_apart(tmp_path):
+def test_different_sets_have_different_fingerprints(tmp_path):
     other = FIRST.copy()
     other[0, 0, 0, 0] ^= 1
     marks = [fingerprint(open_source(str(stored(tmp_path / "a.h5", data=data)))) for data in (FIRST, FIRST, other)]
@@ -82,7 +82,7 @@ def test_the_identity_tells_sets_apart(tmp_path):
         ({"imgs": FIRST, "labels": LABELS * 2}, "classes have no image (1, 3)"),
     ],
 )
-def test_what_does_not_fit_is_told_why(tmp_path, arrays, said):
+def test_invalid_files_are_refused_with_the_reason(tmp_path, arrays, said):
     with h5py.File(tmp_path / "a.h5", "w") as file:
         for key, value in arrays.items():
             file[key] = value
@@ -129,7 +129,7 @@ def test_what_is_no_hdf5_or_cut(tmp_path):
         assert "is not an HDF5 file, or is damaged" in open_error(where)
 
 
-def test_a_damaged_chunk_costs_its_images_alone(tmp_path):
+def test_a_damaged_chunk_loses_only_its_images(tmp_path):
     where = stored(tmp_path / "a.h5", chunks=(1, 3, 8, 8), compression="gzip", fletcher32=True)
     with h5py.File(where) as file:
         chunk = file["imgs"].id.get_chunk_info(4)  # pyright: ignore[reportAttributeAccessIssue]

@@ -69,7 +69,7 @@ def test_images_that_were_arrays(tmp_path):
     assert found.labels is None
 
 
-def test_of_splits_train_is_taken(tmp_path):
+def test_the_train_split_is_read(tmp_path):
     other = made().select(range(3))
     where = saved(tmp_path / "a", datasets.DatasetDict(train=made(), test=other))
     assert len(open_source(str(where))) == 30
@@ -80,7 +80,7 @@ def test_of_splits_train_is_taken(tmp_path):
     )
 
 
-def test_selected_and_sorted_sets_keep_their_order(tmp_path):
+def test_selected_and_sorted_sets_preserve_order(tmp_path):
     found = open_source(str(saved(tmp_path / "a", made().select([5, 2, 29]))))
     assert (read_all_pixels(found) == IMAGES[[5, 2, 29]]).all()
 
@@ -132,13 +132,13 @@ def test_images_that_lie_elsewhere_are_not_followed(tmp_path):
         open_source(str(where)).read(0)
 
 
-def test_far_away_it_is_not_read(tmp_path):
+def test_remote_folders_are_refused(tmp_path):
     place = FakeRemoteFileSystem(saved(tmp_path / "a"))
     with pytest.raises(UsageError, match="can only be read locally: copy it to this machine first"):
         open_hf_dataset(place, place.list_dir())
 
 
-def test_without_the_library_the_line_to_install_it_is_given(tmp_path, monkeypatch):
+def test_without_the_library_the_install_command_is_named(tmp_path, monkeypatch):
     where, real = saved(tmp_path / "a"), builtins.__import__
     monkeypatch.setattr(
         builtins, "__import__", lambda name, *rest: real("no_such" if name == "datasets" else name, *rest)
@@ -163,7 +163,7 @@ def test_damage_is_one_line(tmp_path):
     assert "cannot be read by `datasets`" in open_error(where)
 
 
-def test_a_damaged_image_costs_itself_alone(tmp_path):
+def test_a_damaged_image_loses_only_itself(tmp_path):
     columns = {"image": [{"bytes": b"nothing", "path": None}, *rows()[1:]]}
     found = open_source(str(saved(tmp_path / "a", made(columns, image=datasets.Image(decode=False)))))
     assert found.read(0) == b"nothing"

@@ -64,7 +64,7 @@ def test_what_cannot_be_mapped_is_read(tmp_path):
         assert (read_all_pixels(found) == IMAGES).all()
 
 
-def test_far_away_it_is_fetched_whole(tmp_path, monkeypatch):
+def test_a_remote_npz_is_downloaded_completely(tmp_path, monkeypatch):
     np.savez(tmp_path / "a.npz", images=IMAGES, labels=LABELS)
     place = FakeRemoteFileSystem(tmp_path)
     found = npz.read_npz(place, "a.npz")
@@ -83,7 +83,7 @@ def test_one_that_lies_about_its_size_is_not_mapped(tmp_path):
         open_source(str(tmp_path / "a.npz"))
 
 
-def test_a_file_that_is_cut_while_it_is_mapped_is_told(tmp_path):
+def test_a_file_truncated_while_mapped_is_an_error(tmp_path):
     np.savez(tmp_path / "a.npz", images=IMAGES, labels=LABELS)
     found = open_source(str(tmp_path / "a.npz"))
     os.truncate(tmp_path / "a.npz", 2000)  # a map of it would end the process

@@ -46,7 +46,7 @@ def test_trouble_of_the_machine_is_waited_for_and_then_ends_the_run(number, plac
     assert "ulimit -n" in str(caught.value)
 
 
-def test_a_file_that_was_stale_is_opened_anew(place, monkeypatch):
+def test_a_stale_file_is_reopened(place, monkeypatch):
     assert read_span(place, "a.bin", 0, 2) == b"01"
     before = place._open_files["a.bin"]
     refusing(monkeypatch, errno.ESTALE, 2)

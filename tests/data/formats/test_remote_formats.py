@@ -80,7 +80,7 @@ def test_every_form_is_the_same_training(form, served, near, tmp_path):
 
 
 @pytest.mark.parametrize("form", ["h5", "zip", "tar"])
-def test_a_file_that_is_replaced_there_ends_the_run_by_name(form, served, near, tmp_path):
+def test_a_file_replaced_on_the_server_ends_the_run_by_name(form, served, near, tmp_path):
     server, folder = served
     other, name = made(tmp_path / "other", 1), FORMS[form]
     told = command(tmp_path / "run", f"{server.url}/{name}", "--data.remote.cache_dir=", *SMALL)
@@ -96,7 +96,7 @@ def test_a_file_that_is_replaced_there_ends_the_run_by_name(form, served, near, 
     assert networks(tmp_path / "run") == near
 
 
-def test_a_file_that_is_written_over_here_ends_the_run_by_name(sets, tmp_path):
+def test_a_local_file_written_over_ends_the_run_by_name(sets, tmp_path):
     other, file = made(tmp_path / "other", 1), tmp_path / "a.h5"
     shutil.copyfile(sets / "set.h5", file)
     with on_step(2, lambda session: shutil.copyfile(other / "set.h5", file)):
@@ -121,7 +121,7 @@ def test_a_cache_that_was_damaged_between_runs(served, near, tmp_path):
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS])
-def test_a_disk_that_takes_nothing(code, served, near, tmp_path, monkeypatch):
+def test_a_disk_that_accepts_no_writes(code, served, near, tmp_path, monkeypatch):
     def fails(file: int, data: bytes) -> None:
         raise OSError(code, os.strerror(code))
 

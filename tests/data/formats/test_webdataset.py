@@ -89,7 +89,7 @@ def test_ranges():
             list(expand_pattern(wrong))
 
 
-def test_names_that_are_not_there(tmp_path):
+def test_missing_shards_are_named(tmp_path):
     shards(tmp_path)
     assert f"{tmp_path / 'shard-003.tar'} does not exist" in open_error(tmp_path / "shard-{000..003}.tar")
     assert f"{tmp_path} holds no x*.tar" in open_error(tmp_path / "x*.tar")
@@ -98,7 +98,7 @@ def test_names_that_are_not_there(tmp_path):
     assert "does not exist" in open_error(tmp_path / "nowhere" / "*.tar")
 
 
-def test_far_shards_keep_their_index_in_the_cache(tmp_path):
+def test_the_index_of_remote_shards_is_cached(tmp_path):
     (tmp_path / "a").mkdir()
     place, cache = FakeRemoteFileSystem(shards(tmp_path / "a")), tmp_path / "cache"
     found = open_tar_shards(place, "*.tar", RemoteOptions(cache_dir=str(cache)))
@@ -116,7 +116,7 @@ def test_far_shards_keep_their_index_in_the_cache(tmp_path):
     assert "is built at every start" in open_tar_shards(place, "*.tar", RemoteOptions(cache_dir="")).notes[0]
 
 
-def test_an_index_that_is_old_or_damaged_is_made_again(tmp_path):
+def test_an_old_or_damaged_index_is_rebuilt(tmp_path):
     shards(tmp_path)
     first = fingerprint(open_source(str(tmp_path)))
     (tmp_path / INDEX_FILE).write_bytes(b"damaged")
@@ -147,7 +147,7 @@ def test_every_form_of_tar_and_long_names(tmp_path, form):
     assert names[0][:250] in found.sample_name(0)
 
 
-def test_classes_may_be_told_in_several_ways(tmp_path):
+def test_classes_in_every_supported_form(tmp_path):
     members = [
         *(("0.jpg", encode_image(IMAGES[0], "JPEG")), ("0.json", b'{"label": 2}')),
         *(("1.WEBP", encode_image(IMAGES[1], "WEBP")), ("1.txt", b" 1 ")),
@@ -162,7 +162,7 @@ def test_classes_may_be_told_in_several_ways(tmp_path):
     assert captions.classes == ()
 
 
-def test_names_of_classes_lie_beside(tmp_path):
+def test_class_names_in_a_file_next_to_the_shards(tmp_path):
     (tmp_path / "classes.json").write_text('["ant", "bee", "cat", "dog"]')
     assert open_source(str(shards(tmp_path))).classes == ("ant", "bee", "cat", "dog")
     (tmp_path / INDEX_FILE).unlink()
@@ -172,7 +172,7 @@ def test_names_of_classes_lie_beside(tmp_path):
         assert said in open_error(tmp_path)
 
 
-def test_what_is_no_image_is_passed_over(tmp_path):
+def test_members_that_are_no_images_are_skipped(tmp_path):
     with tarfile.open(tmp_path / "a.tar", "w") as file:
         for kind in (tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE):
             info = tarfile.TarInfo(f"{kind.decode()}.png")
@@ -202,7 +202,7 @@ def test_what_is_no_image_is_passed_over(tmp_path):
         ([("0.png", b"x"), ("0.jpg", b"x")], "0 has several images (png, jpg)"),
     ],
 )
-def test_what_does_not_fit_is_told_why(tmp_path, members, said):
+def test_invalid_files_are_refused_with_the_reason(tmp_path, members, said):
     assert said in open_error(tar(tmp_path / "a.tar", members))
 
 
@@ -271,7 +271,7 @@ def test_an_index_comes_back_as_it_was(tmp_path):
     assert again.classes == index.classes
 
 
-def test_no_pickle_is_read_and_nothing_impossible(tmp_path):
+def test_pickles_and_impossible_members_are_refused(tmp_path):
     index = made(tmp_path)
     parts = dict(np.load(io.BytesIO(index.to_bytes())))
     wrong = [

@@ -59,14 +59,14 @@ def test_stylegans_form(tmp_path, method):
     assert open_source(str(where), labels=False).labels is None
 
 
-def test_null_labels_are_none_though_there_are_folders(tmp_path):
+def test_null_labels_mean_none_despite_folders(tmp_path):
     for text in ('{"labels": null}', "{}", '{"labels": []}'):
         found = open_source(str(archive(tmp_path / "a.zip", {**images(), "dataset.json": text})))
         assert found.labels is None
         assert found.classes == ()
 
 
-def test_folders_are_classes_where_nothing_else_says(tmp_path):
+def test_folders_are_classes_without_dataset_json(tmp_path):
     names = ["Zebra/b.PNG", "ant/a.png", "ant/b.png", "bee/c.png"]
     hidden = {"__MACOSX/ant/._a.png": "x", ".x/a.png": "x", "bee/.a.png": "x", "../../up.png": "x"}
     for around in ("", "photos/"):
@@ -89,7 +89,7 @@ def test_folders_that_are_no_classes_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
-def test_one_image_far_away_is_one_request(tmp_path, method):
+def test_one_remote_image_is_one_request(tmp_path, method):
     archive(tmp_path / "a.zip", images(), compression=method)
     place = FakeRemoteFileSystem(tmp_path)
     found = open_zip(place, "a.zip")
@@ -134,7 +134,7 @@ def test_the_identity_is_that_of_the_content(tmp_path):
 # dataset.json -----------------------------------------------------------------------------------------------
 
 
-def test_names_that_do_not_match_are_told(tmp_path):
+def test_names_that_do_not_match_are_listed(tmp_path):
     wrong = [f"x{name}" for name in NAMES]
     message = open_error(archive(tmp_path / "a.zip", {**images(), "dataset.json": dataset_json(wrong, LABELS)}))
     assert f"{tmp_path / 'a.zip'}/dataset.json gives no label to 30 of 30 images ({NAMES[0]}, {NAMES[1]}," in message
@@ -228,14 +228,14 @@ def changed(where: Path, at: int, value: bytes) -> Path:
         (42, struct.pack("<L", 7), "its header in the archive is damaged"),
     ],
 )
-def test_a_directory_that_lies_costs_that_image_alone(tmp_path, at, value, said):
+def test_a_wrong_directory_entry_loses_only_its_image(tmp_path, at, value, said):
     found = open_source(str(changed(archive(tmp_path / "a.zip", images(["a.png", "b.png"])), at, value)))
     with pytest.raises(DecodeError, match=said):
         found.read(0)
     assert found.read(1) == encode_image(IMAGES[1])
 
 
-def test_a_bomb_is_unpacked_no_further_than_it_says(tmp_path, monkeypatch):
+def test_a_zip_bomb_is_unpacked_no_further_than_its_declared_size(tmp_path, monkeypatch):
     bomb = {"a.png": b"\0" * 10_000_000}
     where = archive(tmp_path / "a.zip", bomb, compression=zipfile.ZIP_DEFLATED)
     changed(where, 24, struct.pack("<L", 100))

@@ -34,11 +34,11 @@ def after(tuning, *windows):
     return tuning
 
 
-def test_nothing_changes_while_all_is_well():
+def test_a_steady_pipeline_is_not_changed():
     assert after(START, *[CALM] * (COOLDOWN_WINDOWS - 1)).knobs == START.knobs
 
 
-def test_congestion_is_told_by_the_quiet_latency_and_ends_later_than_it_begins():
+def test_congestion_is_relative_to_base_latency_with_hysteresis():
     calm = after(START, *[CALM] * 20)
     assert not tune(calm, replace(CALM, fetch_s=0.009), MOST, LEAST).congested  # 1.8 times: not yet
     slow = tune(calm, replace(CALM, fetch_s=0.011), MOST, LEAST)
@@ -47,7 +47,7 @@ def test_congestion_is_told_by_the_quiet_latency_and_ends_later_than_it_begins()
     assert not tune(slow, replace(CALM, fetch_s=0.006), MOST, LEAST).congested  # ... until below 1.3
 
 
-def test_congestion_brings_as_many_fetches_as_littles_law_asks_for():
+def test_congestion_raises_fetches_to_littles_law():
     found = tune(after(START, *[CALM] * 20), replace(CALM, fetch_s=0.05, fetch_p90_s=0.06), MOST, LEAST)
     assert found.knobs.concurrent_requests == 48  # 640 images/s x 50 ms x 1.5
     assert found.knobs.batches == 40
@@ -68,7 +68,7 @@ def test_depth_grows_where_the_step_waits_though_all_had_been_ready():
     assert after(once, replace(CALM, ready_batches=30), waits).knobs.batches == 80
 
 
-def test_it_releases_what_is_not_needed_after_a_calm_and_never_below_what_is():
+def test_unneeded_workers_are_released_after_a_calm_period():
     grown = after(START, *[CALM] * 20, *[replace(CALM, fetch_s=0.05, fetch_p90_s=0.06)] * 8)
     assert grown.knobs.batches == MOST.batches
     back = after(grown, *[CALM] * COOLDOWN_WINDOWS)
@@ -80,7 +80,7 @@ def test_it_releases_what_is_not_needed_after_a_calm_and_never_below_what_is():
     assert end.knobs == PipelineKnobs(1, 5, 20)  # 640/s x 5 ms x 1.5 = 4.8 requests, two seconds ahead
 
 
-def test_two_seconds_are_ahead_of_a_step_that_is_fed_from_afar_and_none_of_one_that_is_not():
+def test_remote_data_are_prefetched_two_seconds_ahead():
     few = TunerState(PipelineKnobs(1, 16, 4))
     first = tune(few, CALM, MOST, LEAST)
     assert (first.knobs.batches, first.reason) == (20, "reserve")
@@ -97,7 +97,7 @@ def test_a_release_that_was_too_early_makes_the_next_come_later():
     assert after(again, *[CALM] * (2 * COOLDOWN_WINDOWS - 1)).knobs == again.knobs
 
 
-def test_threads_that_also_read_are_as_many_as_keep_the_cores_busy():
+def test_reading_threads_fill_the_cores():
     assert workers_to_saturate(2, replace(CALM, fetch_s=1e-6, decode_s=1e-4)) == 2
     assert workers_to_saturate(2, replace(CALM, fetch_s=0.0, decode_s=1e-4)) == 2
     assert workers_to_saturate(2, replace(CALM, fetch_s=1e-4, decode_s=1e-4)) == 4
@@ -106,7 +106,7 @@ def test_threads_that_also_read_are_as_many_as_keep_the_cores_busy():
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_whatever_is_seen_hands_stay_within_bounds(seed):
+def test_worker_counts_stay_within_bounds(seed):
     rng, tuning = np.random.default_rng(seed), START
     for _ in range(300):
         seconds = rng.uniform(0.01, 60)
@@ -150,7 +150,7 @@ def simulate(rule, seconds=120.0, pace=10.0, quiet=0.02, period=15.0, burst=3.0)
     return waited / seconds
 
 
-def test_it_carries_a_step_through_bursts_where_fixed_hands_wait():
+def test_bursts_do_not_stall_the_step_where_fixed_workers_do():
     fixed = simulate(lambda tuning, seen: tuning)
     ours = simulate(lambda tuning, seen: tune(tuning, seen, MOST, LEAST))
     assert fixed > 0.10

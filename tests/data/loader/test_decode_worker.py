@@ -40,7 +40,7 @@ def shared():
     return SharedArena()
 
 
-def test_a_process_decodes_into_memory_that_both_see(shared):
+def test_a_worker_decodes_into_shared_memory(shared):
     pixels = random_images(4)
     shared.allocate((5, 8, 8, 3))
     piece = shared.allocate((6, 8, 8, 3))
@@ -96,7 +96,7 @@ def _lives(pid: int) -> bool:
         return False
 
 
-def test_nothing_of_the_working_folder_is_imported(shared, tmp_path, monkeypatch):
+def test_modules_of_the_working_folder_are_not_imported(shared, tmp_path, monkeypatch):
     (tmp_path / "struct.py").write_text("raise SystemExit('not this one')")
     monkeypatch.chdir(tmp_path)
     with DecodeWorker(shared) as decoder:
@@ -138,7 +138,7 @@ def test_one_that_hangs_is_replaced(shared, monkeypatch):
             os.kill(decoder._child.pid, signal.SIGSTOP)
 
 
-def test_released_memory_is_given_back_and_its_place_used_again(shared):
+def test_released_memory_is_reused(shared):
     pieces = [shared.allocate((64, 4096)) for _ in range(6)]
     for piece in pieces:
         piece.array[:] = 1
@@ -236,7 +236,7 @@ def test_the_tuner_turns_to_processes_where_small_near_images_are_waited_for():
     assert not seen(PipelineKnobs(2, 0, 4), waits, PipelineKnobs(2, 0, 20, 0)).use_processes
 
 
-def test_trouble_of_the_machine_is_told_and_no_image_is_blamed(shared, tmp_path):
+def test_system_errors_are_not_blamed_on_an_image(shared, tmp_path):
     (tmp_path / "loop.png").symlink_to(tmp_path / "loop.png")  # ELOOP is about this file alone
     piece = shared.allocate((1, 8, 8, 3))
     with DecodeWorker(shared, tmp_path) as decoder:

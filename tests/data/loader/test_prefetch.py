@@ -109,7 +109,7 @@ def test_batches_come_in_the_order_of_the_plan(opened, near, feed):
         assert np.array_equal(pipeline.next_batch(), wanted)
 
 
-def test_as_many_requests_are_under_way_as_are_asked_for(opened):
+def test_the_requested_number_of_requests_is_in_flight(opened):
     source = Memory(is_local=False, delay=lambda index: 0.01)
     pipeline = opened(streamed(source), plan(), PrefetchOptions(workers=1, concurrent_requests=20, batches=8))
     for _ in range(10):
@@ -117,7 +117,7 @@ def test_as_many_requests_are_under_way_as_are_asked_for(opened):
     assert 15 <= source.most <= 20
 
 
-def test_slow_far_data_makes_hands_grow_until_the_step_does_not_wait(opened):
+def test_slow_remote_data_adds_workers_until_the_step_does_not_wait(opened):
     source = Memory(is_local=False, delay=lambda index: 0.05)
     pipeline = opened(streamed(source), plan(), PrefetchOptions(batches=30))
     before = pipeline.tuner_state.knobs.concurrent_requests
@@ -144,7 +144,7 @@ def test_a_bad_image_is_replaced_by_the_next_of_its_class(opened):
         assert images.bad_samples.to_lines()[0] == "image 4\tplanted"
 
 
-def test_stand_ins_go_around_the_end_of_the_set_and_are_the_same_when_read_at_random():
+def test_replacements_of_bad_images_wrap_around_and_are_deterministic():
     images = streamed(Memory(bad=(37, 38, 39)))
     assert np.array_equal(images[[37, 38, 39]], PIXELS[[1, 2, 0]])
     assert np.array_equal(images[37], PIXELS[1])
@@ -152,7 +152,7 @@ def test_stand_ins_go_around_the_end_of_the_set_and_are_the_same_when_read_at_ra
     assert np.array_equal(subset[:], PIXELS[[36, 1, 2, 0]])
 
 
-def test_too_much_that_is_bad_ends_the_run_and_says_what(opened):
+def test_too_many_bad_images_end_the_run_with_their_names(opened):
     images = streamed(Memory(bad=(3, 5, 8, 9)), max_fraction=0.05)
     pipeline = opened(images, plan())
     with pytest.raises(RunError, match=r"image \d cannot be decoded: planted \(and 2 more of 40 images\).*max_bad_f"):
@@ -166,7 +166,7 @@ def test_a_class_without_a_good_image_ends_the_run():
 
 
 @pytest.mark.parametrize("near", [True, False])
-def test_what_is_out_of_reach_ends_the_run_after_all_that_came_before(opened, near):
+def test_an_unreachable_image_ends_the_run_after_the_images_before_it(opened, near):
     pipeline = opened(
         streamed(Memory(near, lost=(20,))), iter(BatchIndices(np.arange(at, at + 4)) for at in range(0, 40, 4))
     )
@@ -263,7 +263,7 @@ def test_a_resume_in_the_middle_of_an_epoch_goes_on_exactly(photos, merge):
     assert same(ranks([tuple(range(8))], 0, 3) + ranks(four, 3, 4) + ranks(two, 7, 5), whole)
 
 
-def test_lanes_that_were_closed_go_on(photos):
+def test_closed_lanes_continue_where_they_stopped(photos):
     stream = load_data(str(photos), resolution=16, max_bad_fraction=0.02, cache="stream")
     source = lanes(stream)
     first = taken(source, 2)
@@ -280,7 +280,7 @@ def test_of_one_class(photos):
     )
 
 
-def test_what_a_stream_is_told_from_others_by(photos, tmp_path):
+def test_the_identity_of_a_stream(photos, tmp_path):
     def fingerprint(**how):
         return load_data(str(photos), **{"resolution": 16, "cache": "stream"} | how).fingerprint
 
@@ -291,7 +291,7 @@ def test_what_a_stream_is_told_from_others_by(photos, tmp_path):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("merge", [0, 3])
-def test_what_is_copied_ahead_to_a_gpu_is_what_the_cpu_sees(photos, merge):
+def test_batches_copied_to_a_gpu_equal_those_on_the_cpu(photos, merge):
     """The step is slow in turn, so that memory which is used again too early is caught."""
     stream = load_data(str(photos), resolution=16, max_bad_fraction=0.02, cache="stream")
     how = {
@@ -341,7 +341,7 @@ def test_encoded_images_stay_below_the_cap_from_the_first_on(opened):
     assert most <= 0.012 * 2**30 + CHUNK_IMAGES * Large.record.nbytes  # 480 images would be 230 MB
 
 
-def test_depth_does_not_grow_beyond_what_there_is_room_for(opened):
+def test_depth_does_not_grow_beyond_the_memory_budget(opened):
     start = time.monotonic()  # 50 MB hold some 8 batches of such records, and 20,000 of their pixels
     source = Large(is_local=False, delay=lambda index: 0.001 if time.monotonic() < start + 1 else 0.02)
     pipeline = opened(streamed(source), plan(), PrefetchOptions(memory_gb=0.05, concurrent_requests=64))
@@ -352,7 +352,7 @@ def test_depth_does_not_grow_beyond_what_there_is_room_for(opened):
     assert not any("congestion" in line and "batches" in line for line in pipeline.pop_decisions())
 
 
-def test_a_step_that_asks_again_after_an_error_gets_memory_of_its_own(opened):
+def test_a_retry_after_an_error_gets_new_memory(opened):
     """What was lent is given back once, however often the next batch is asked for."""
     plan = (BatchIndices(np.arange(at, at + 4)) for at in itertools.chain((16, 20), itertools.repeat(24)))
     pipeline = opened(streamed(Memory(lost=(20,))), plan)

@@ -33,7 +33,7 @@ def flip(path: Path, at: int) -> None:
     path.write_bytes(data)
 
 
-def test_what_was_put_is_there_for_others_and_later(tmp_path: Path):
+def test_entries_are_shared_and_persistent(tmp_path: Path):
     first, beside = opened(tmp_path), opened(tmp_path)
     assert first.get(1) is None
     first.put(1, b"one")
@@ -46,12 +46,12 @@ def test_what_was_put_is_there_for_others_and_later(tmp_path: Path):
     assert DiskCache(str(tmp_path), "http://host/other").get(1) is None
 
 
-def test_keys_tell_files_versions_and_ranges_apart():
+def test_keys_differ_by_file_version_and_range():
     asked = [("a", "v", 9, 0, 5), ("b", "v", 9, 0, 5), ("a", "w", 9, 0, 5), ("a", "v", 8, 0, 5), ("a", "v", 9, 1, 5)]
     assert len({DiskCache.key(*one) for one in asked} | {DiskCache.key("a", "v", 9, 0, 6)}) == 6
 
 
-def test_a_range_is_kept_once(tmp_path: Path):
+def test_a_range_is_stored_once(tmp_path: Path):
     first, beside = opened(tmp_path), opened(tmp_path)
     for cache in (first, beside, first):
         cache.put(1, b"one")
@@ -60,7 +60,7 @@ def test_a_range_is_kept_once(tmp_path: Path):
 
 
 @pytest.mark.parametrize("at", [0, 1500, 2999])
-def test_a_flipped_byte_is_noticed_and_the_range_kept_anew(tmp_path: Path, at: int):
+def test_a_flipped_byte_is_detected_and_the_range_fetched_again(tmp_path: Path, at: int):
     cache, beside = opened(tmp_path), opened(tmp_path)
     for key in range(3):
         cache.put(key, bytes([key]) * 1000)
@@ -93,7 +93,7 @@ def test_entries_after_a_torn_one_count(tmp_path: Path, torn: int):
     assert [later.get(key) for key in range(9)] == [made(key) for key in range(9)]
 
 
-def test_damage_in_the_index_costs_that_entry_alone(tmp_path: Path):
+def test_a_damaged_index_entry_loses_only_itself(tmp_path: Path):
     cache = opened(tmp_path)
     for key in range(50):
         cache.put(key, made(key))
@@ -147,7 +147,7 @@ def test_processes_and_threads_write_at_once(tmp_path: Path):
     assert [later.get(key) for key in range(400)] == [made(key) for key in range(400)]
 
 
-def test_a_process_killed_while_it_writes_harms_nobody(tmp_path: Path):
+def test_a_process_killed_while_writing_leaves_the_cache_valid(tmp_path: Path):
     context = mp.get_context("forkserver")
     worker = context.Process(target=work, args=(str(tmp_path), 0))
     cache = opened(tmp_path)
@@ -161,7 +161,7 @@ def test_a_process_killed_while_it_writes_harms_nobody(tmp_path: Path):
     assert not cache.corrupted
 
 
-def test_when_full_it_keeps_no_more(tmp_path: Path):
+def test_a_full_cache_stores_no_more(tmp_path: Path):
     cache = opened(tmp_path, most_gb=10e-6)
     for key in range(20):
         cache.put(key, bytes(1000))
@@ -182,7 +182,7 @@ def test_half_of_what_is_free_is_the_limit_otherwise(tmp_path: Path, monkeypatch
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO, errno.EDQUOT])
 @pytest.mark.parametrize("written", [-1, 0, 5])
-def test_a_disk_that_fails_meanwhile_costs_nothing_else(
+def test_a_failing_disk_only_disables_the_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, written: int
 ):
     cache, write = opened(tmp_path), os.write
@@ -210,7 +210,7 @@ def test_a_folder_that_cannot_be_used_is_named(tmp_path: Path, inside: str):
         opened(tmp_path / inside)
 
 
-def test_a_full_disk_is_named_at_opening_unless_much_is_there_already(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_full_disk_is_refused_at_opening_unless_mostly_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     opened(tmp_path / "used").put(1, b"one")
     usage = caches.shutil.disk_usage(tmp_path)._replace(free=0)
     monkeypatch.setattr(caches.shutil, "disk_usage", lambda _: usage)
@@ -227,7 +227,7 @@ def test_where_it_lies_by_default(monkeypatch: pytest.MonkeyPatch):
     assert default_cache_dir() == "/home/me/.cache/paragan/data"
 
 
-def test_a_hit_costs_microseconds_beside_reading_and_checking(tmp_path: Path):
+def test_a_cache_hit_adds_little_to_reading_and_checking(tmp_path: Path):
     cache = opened(tmp_path)
     for key in range(1000):
         cache.put(key, bytes(1000))

@@ -36,7 +36,7 @@ def address(server: FaultyServer, password: str, signature: str) -> str:
     return f"http://me:{password}@127.0.0.1:{server.server_port}/set.npz?X-Amz-Signature={signature}"
 
 
-def test_they_are_in_no_file_and_may_change(server, tmp_path):
+def test_secrets_are_in_no_file_and_may_change(server, tmp_path):
     guarded(server, tmp_path)
     folder = tmp_path / "run"
     own = [
@@ -65,7 +65,7 @@ def test_they_are_in_no_file_and_may_change(server, tmp_path):
     assert "needs its password" in usage_error("eval", folder)
 
 
-def test_what_is_shown_before_training_has_none(server, tmp_path):
+def test_the_dry_run_prints_no_secrets(server, tmp_path):
     guarded(server, tmp_path)
     shown = run_cli(
         "train", "folder", "-n", *TINY_RUN_ARGS[1:], "--data.remote.cache_dir=", f"--data={address(server, *SECRETS)}"

@@ -96,7 +96,7 @@ def line(caught: pytest.ExceptionInfo) -> str:
         ("memory://a/b", "memory://a/b", ""),
     ],
 )
-def test_a_file_is_told_from_a_folder_by_its_name(where: str, folder: str, name: str):
+def test_files_and_folders_are_distinguished_by_name(where: str, folder: str, name: str):
     place, found = open_remote(where, RemoteOptions(cache_dir=""))
     assert (place.location, found) == (folder, name)
 
@@ -116,7 +116,7 @@ def test_passwords_and_signatures_are_not_shown():
 
 
 @pytest.mark.parametrize("where", ["nonsense://host/set", "http://", "http:///set"])
-def test_addresses_that_are_none_are_refused_at_once(where: str):
+def test_invalid_addresses_are_refused_at_once(where: str):
     with pytest.raises(UsageError, match=r"^data: .+: (check it|.*use http://, https:// or s3://)$"):
         open_remote(where, RemoteOptions(cache_dir=""))
 
@@ -134,7 +134,7 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, protocol: s
 # Asking again --------------------------------------------------------------------------------------------------
 
 
-def test_pauses_double_up_to_a_limit_and_differ_by_luck():
+def test_retry_pauses_double_up_to_a_limit_with_jitter():
     assert [retry_delay_s(n, 1.0) for n in (1, 2, 3)] == [FIRST_DELAY_S, 2 * FIRST_DELAY_S, 4 * FIRST_DELAY_S]
     assert retry_delay_s(1, 0.0) == FIRST_DELAY_S / 2
     assert retry_delay_s(1000, 1.0) == MAX_DELAY_S
@@ -232,7 +232,7 @@ def test_a_file_that_is_gone_is_a_bad_record(server: FaultyServer, code: int):
     assert len(server.requests) == 6
 
 
-def test_nobody_there(tmp_path: Path):
+def test_an_unreachable_server(tmp_path: Path):
     start = time.monotonic()
     address = f"http://127.0.0.1:{servers.free_port()}/set"
     with pytest.raises(RunError, match=r"cannot be reached: .*([Cc]onnect|refused).* attempts within 0.5 s"):
@@ -267,7 +267,7 @@ def test_files_larger_than_a_part_come_in_parts(server: FaultyServer, monkeypatc
     assert place.read("a.bin", 17, 5000) == BYTES[17:5017]
 
 
-def test_signatures_stand_behind_every_address(server: FaultyServer):
+def test_signatures_are_added_to_every_address(server: FaultyServer):
     place, name = open_location(f"{server.url}/set/a.bin.tar?sig=1%2F2", QUICK)
     server.files["/set/a.bin.tar"] = BYTES
     assert place.read(name, 0, 3) == BYTES[:3]
@@ -310,7 +310,7 @@ def cached(server: FaultyServer, folder: Path) -> RemoteFileSystem:
     return far(f"{server.url}/set", RemoteOptions(cache_dir=str(folder), cache_gb=0.1, timeout_s=0.5, retry_for_s=1.5))
 
 
-def test_what_came_once_comes_from_disk(server: FaultyServer, tmp_path: Path):
+def test_a_range_fetched_once_comes_from_disk(server: FaultyServer, tmp_path: Path):
     first = cached(server, tmp_path)
     assert [first.read("a.bin", 5, 10), first.read("a.bin"), first.read("a.bin", 5, 10)] == [
         BYTES[5:15],
@@ -373,7 +373,7 @@ def test_one_that_is_weakly_the_same_is_the_same(server: FaultyServer):
     assert place.read("a.bin", 10, 10) == BYTES[10:20]
 
 
-def test_damage_on_disk_is_fetched_again(server: FaultyServer, tmp_path: Path):
+def test_damaged_cache_entries_are_fetched_again(server: FaultyServer, tmp_path: Path):
     first = cached(server, tmp_path)
     first.read("a.bin")
     assert first.cache is not None
@@ -418,7 +418,7 @@ def test_links_of_other_pages():
 
 
 @pytest.mark.parametrize("cache", [False, True])
-def test_a_folder_far_away_equals_the_one_here(nginx: Nginx, served: Path, tmp_path: Path, cache: bool):
+def test_a_remote_folder_equals_the_local_one(nginx: Nginx, served: Path, tmp_path: Path, cache: bool):
     here = load_data(str(served / "set"), resolution=8)
     reach = RemoteOptions(cache_dir=str(tmp_path) if cache else "", timeout_s=5)
     start = time.monotonic()
@@ -431,7 +431,7 @@ def test_a_folder_far_away_equals_the_one_here(nginx: Nginx, served: Path, tmp_p
     assert time.monotonic() - start < 10
 
 
-def test_of_many_files_some_are_asked_for_their_size(nginx: Nginx, served: Path, monkeypatch: pytest.MonkeyPatch):
+def test_at_most_a_limit_of_file_sizes_are_requested(nginx: Nginx, served: Path, monkeypatch: pytest.MonkeyPatch):
     place = far(f"{nginx.url}/set")
     there = open_image_folder(place, place.list_dir())
     monkeypatch.setattr(folders, "MAX_SIZE_REQUESTS", 10)
@@ -442,7 +442,7 @@ def test_of_many_files_some_are_asked_for_their_size(nginx: Nginx, served: Path,
     assert len(there.fs.file_stats) == 10
 
 
-def test_a_file_that_disappears_meanwhile_is_a_bad_record(nginx: Nginx, served: Path):
+def test_a_file_that_disappears_is_a_bad_record(nginx: Nginx, served: Path):
     path = served / "shard.tar"
     path.write_bytes(BYTES)
     place, name = open_location(f"{nginx.url}/shard.tar", QUICK)
@@ -452,7 +452,7 @@ def test_a_file_that_disappears_meanwhile_is_a_bad_record(nginx: Nginx, served: 
         place.read(name, 10, 10)
 
 
-def test_a_set_that_is_not_there_is_one_line(nginx: Nginx):
+def test_a_missing_data_set_is_one_line(nginx: Nginx):
     expected = r"^data: http://127\.0\.0\.1:\d+/no/set is not found \(404\): check the address$"
     with pytest.raises(UsageError, match=expected):
         load_data(f"{nginx.url}/no/set", resolution=8)
@@ -584,7 +584,7 @@ def test_s3_out_of_reach(s3: str, monkeypatch: pytest.MonkeyPatch):
 
 
 @S3_NOISE
-def test_nothing_is_said_at_the_end_of_a_process(nginx: Nginx, s3: str):
+def test_a_process_ends_without_output(nginx: Nginx, s3: str):
     package = Path(RemoteFileSystem.__init__.__code__.co_filename).parent.parent.parent
     code = f"""
 import sys, types
@@ -599,7 +599,7 @@ for where in ("{nginx.url}/", "s3://bucket"):
     assert (done.returncode, done.stdout, done.stderr) == (0, "9\n9\n", "")
 
 
-def test_a_request_that_is_cancelled_here_is_asked_again_or_given_up():
+def test_a_cancelled_request_is_a_retryable_error():
     """asyncio's word for it is no `Exception`: it would end the thread that asked with a traceback."""
 
     async def cancelled():

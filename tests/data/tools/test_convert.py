@@ -94,7 +94,7 @@ def test_to_a_folder_and_back(form, labels, tmp_path):
 
 
 @pytest.mark.parametrize("form", NAMES)
-def test_one_image_alone(form, tmp_path):
+def test_a_single_image(form, tmp_path):
     put(tmp_path / "from" / "only" / "a.png")
     written(tmp_path / "from", tmp_path / NAMES[form], form)
     assert same(
@@ -144,12 +144,12 @@ def test_files_are_copied_byte_for_byte(form, files, tmp_path):
 
 
 @pytest.mark.parametrize("form", ["folder", "zip", "tars", "npz", "h5"])
-def test_asked_for_a_size_they_are_what_training_sees(form, files, tmp_path):
+def test_resized_images_equal_those_of_training(form, files, tmp_path):
     written(files, tmp_path / NAMES[form], form, resolution=16)
     assert same(load_data(str(tmp_path / NAMES[form]), resolution=None), load_data(str(files), resolution=16))
 
 
-def test_asked_for_an_encoding_only_the_others_change(files, tmp_path):
+def test_only_images_of_another_encoding_are_re_encoded(files, tmp_path):
     written(files, tmp_path / "png", encoding="png")
     written(files, tmp_path / "jpg", encoding="jpg")
     one, png, jpg = (open_source(str(where)) for where in (files, tmp_path / "png", tmp_path / "jpg"))
@@ -256,7 +256,7 @@ def test_shuffling_is_another_order_of_the_same(start, tmp_path):
 # Indexes ----------------------------------------------------------------------------------------------------
 
 
-def test_an_index_is_made_anew(start, tmp_path):
+def test_an_index_is_rebuilt(start, tmp_path):
     written(start, tmp_path / "out", "tars", shard_mb=0.01, finish=lambda folder: reindex(str(folder)))
     kept = tmp_path / "out" / "paragan-index.npz"
     first = kept.read_bytes()
@@ -279,7 +279,7 @@ def test_what_are_no_shards_has_no_index(start, tmp_path):
 
 
 @pytest.mark.parametrize("form", NAMES)
-def test_a_bad_image_is_refused_and_nothing_is_left(form, tmp_path):
+def test_a_bad_image_is_refused_and_no_file_remains(form, tmp_path):
     put(tmp_path / "from" / "a.png")
     (tmp_path / "from" / "b.png").write_bytes(b"no image")
     put(tmp_path / "from" / "c.png")
@@ -306,7 +306,7 @@ def test_bad_ones_are_left_out_and_listed(form, tmp_path):
 
 
 @pytest.mark.parametrize("form", NAMES)
-def test_an_interruption_leaves_nothing(form, start, tmp_path):
+def test_an_interruption_leaves_no_file(form, start, tmp_path):
     def interrupt(done: int, count: int) -> None:
         if done >= 8:
             raise KeyboardInterrupt
@@ -320,26 +320,26 @@ def test_an_interruption_leaves_nothing(form, start, tmp_path):
 
 
 @pytest.mark.parametrize("form", NAMES)
-def test_what_exists_stays(form, start, tmp_path):
+def test_existing_files_are_not_overwritten(form, start, tmp_path):
     out = tmp_path / NAMES[form]
     out.write_text("precious")
     assert "exists already" in refusal(start, out, form)
     assert out.read_text() == "precious"
 
 
-def test_where_nothing_can_be_written_nothing_is_read(start, tmp_path):
+def test_an_unwritable_output_is_refused_before_reading(start, tmp_path):
     (tmp_path / "file").write_text("")
     assert "cannot be written" in refusal(start, tmp_path / "file" / "a.npz")
 
 
-def test_nothing_usable_is_refused_even_if_bad_ones_may_be_skipped(tmp_path):
+def test_a_set_without_valid_images_is_refused(tmp_path):
     (tmp_path / "from").mkdir()
     (tmp_path / "from" / "a.png").write_bytes(b"")
     assert "none of the 1 images" in refusal(tmp_path / "from", tmp_path / "a.zip", skip_bad=True)
     assert left(tmp_path) == ["from"]
 
 
-def test_a_folder_cannot_tell_of_an_empty_class(start, tmp_path):
+def test_a_folder_cannot_store_an_empty_class(start, tmp_path):
     said = refusal(start, tmp_path / "out")
     assert "'bee' has no image" in said
     assert written(start, tmp_path / "out", labels=False).count == 20

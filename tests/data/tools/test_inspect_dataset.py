@@ -98,7 +98,7 @@ def test_transparency_is_that_of_pixels(tmp_path):
     assert "alpha     3 with transparency" in text(looked(tmp_path / "hole"))
 
 
-def test_formats_say_how_many_of_them_are_bad(tmp_path):
+def test_bad_images_are_counted_by_format(tmp_path):
     for name in "abc":
         put(tmp_path / f"{name}.png")
     put(tmp_path / "d.jpg").write_bytes((tmp_path / "a.png").read_bytes()[:60])
@@ -134,7 +134,7 @@ def test_copies_are_of_pixels_whatever_their_files(tmp_path):
     assert "1 images have copies in several classes" in text(found)
 
 
-def test_nothing_differs_where_there_are_no_labels(tmp_path):
+def test_duplicates_without_labels_do_not_conflict(tmp_path):
     for name in ("a.png", "b.png"):
         put(tmp_path / name, np.full((8, 8, 3), 7, np.uint8))
     found = looked(tmp_path)
@@ -142,7 +142,7 @@ def test_nothing_differs_where_there_are_no_labels(tmp_path):
     assert found.conflicting_duplicates == []
 
 
-def test_what_is_next_to_constant_is_found(tmp_path):
+def test_nearly_constant_images_are_reported(tmp_path):
     put(tmp_path / "black.png", np.zeros((8, 8, 3), np.uint8))
     put(tmp_path / "noise.png")
     speck = np.full((16, 16, 3), 200, np.uint8)
@@ -175,7 +175,7 @@ def test_truncated_files_are_bad_even_if_their_header_can_be_read(tmp_path):
     decode.read_header((tmp_path / "b.png").read_bytes())
 
 
-def test_nothing_usable_is_refused(tmp_path):
+def test_a_set_without_valid_images_is_refused(tmp_path):
     (tmp_path / "a.png").write_bytes(b"")
     with pytest.raises(UsageError) as caught:
         looked(tmp_path)
@@ -183,7 +183,7 @@ def test_nothing_usable_is_refused(tmp_path):
     assert "\n" not in str(caught.value)
 
 
-def test_it_says_what_load_does(tmp_path):
+def test_inspect_agrees_with_load(tmp_path):
     for index, side in enumerate((20, 30, 40, 50, 60)):
         put(tmp_path / f"{index}.png", noise(side, side + index, 3))
     found, images = looked(tmp_path), load_data(str(tmp_path), resolution=None)

@@ -51,13 +51,13 @@ def test_small_worlds_are_as_predicted(text, name):
     assert seen.images_per_s == pytest.approx(predict(run, profile, links).images_per_s, rel=NEAR[name])
 
 
-def test_a_ring_takes_there_and_back_for_every_two_segments():
+def test_a_ring_takes_a_round_trip_for_every_two_segments():
     assert ring_all_reduce_s(1e9, 4, Link(1e6, 0.0)) == pytest.approx(2 * 3 / 4 * 1e9 / 1e6, rel=1e-3)  # bytes alone
     assert ring_all_reduce_s(1, 1000, Link(1e12, 0.01)) == pytest.approx(2 * 999 * 2 * 0.01, rel=1e-3)  # latency alone
     assert ring_all_reduce_s(1e6, 1, Link(1e6, 1.0)) == 0
 
 
-def test_who_never_waits_plays_at_its_own_pace():
+def test_a_rank_that_never_waits_runs_at_its_own_speed():
     seen = simulate_fleet(parse_strategy("per-label"), job(100), home(100), rounds=10)
     assert seen.images_per_s == pytest.approx(100 * 16 / job(100).compute_s)
     assert seen.compute_share == pytest.approx(1.0)
@@ -81,7 +81,7 @@ def test_the_seed_decides():
     assert first == again != other
 
 
-def test_rounds_that_losses_break_take_as_long_as_renewal_says():
+def test_rounds_with_losses_match_renewal_theory():
     crowd = home(32, churn_per_h=20.0, regroup_s=5.0)
     whole = simulate_fleet(parse_strategy("sync"), job(32), dataclasses.replace(crowd, churn_per_h=0.0), rounds=4)
     seen = simulate_fleet(parse_strategy("sync"), job(32), crowd, rounds=400, hours=1e3)
@@ -111,7 +111,7 @@ def test_100_000_gossip_within_a_minute():
     assert seen.sent_bytes_per_h < 3600 * 2.5e6 * 1.1
 
 
-def test_mixing_keeps_ranks_together_and_the_mean_where_it_is():
+def test_mixing_preserves_the_mean_and_contracts_distances():
     near = simulate_fleet(parse_strategy("gossip+topology=random-ring"), job(256), home(256)).replica_drift
     ring = simulate_fleet(parse_strategy("gossip+topology=ring"), job(256), home(256), rounds=200).replica_drift
     apart = simulate_fleet(parse_strategy("gossip+sync_period=8"), job(256), home(256)).replica_drift
@@ -137,7 +137,7 @@ def test_sites_that_sum_first_take_fewer_hops():
     assert sites == pytest.approx(flat * (31 + 31) / 1023, rel=0.01)  # rings of 32 ranks and of 32 sites: hops are all
 
 
-def test_what_is_not_simulated_is_refused():
+def test_unsupported_strategies_are_refused():
     with pytest.raises(UsageError, match="topology=torus: it cannot be simulated"):
         simulate_fleet(parse_strategy("gossip+topology=torus"), job(16), home(16))
     with pytest.raises(UsageError, match=r"topology=hypercube: .* only simulated on a ring"):

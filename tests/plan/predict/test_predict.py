@@ -154,20 +154,20 @@ def test_a_gather_and_a_transposition_take_what_their_bytes_take():
 
 @pytest.mark.parametrize("latency", [0.0, 0.002, 0.02])
 @pytest.mark.parametrize("ranks", [3, 8])
-def test_formulas_say_what_is_played(ranks: int, latency: float):
+def test_closed_forms_equal_the_simulation(ranks: int, latency: float):
     n, link = 1_200_000, Link(RATE, latency)
     for play, formula in ((summed, all_reduce_s), (gathered, all_gather_s), (transposed, all_to_all_s)):
         played = took(ranks, links(ranks, latency), play(n))
         assert played == pytest.approx(formula(n, ranks, link), rel=0.2), formula.__name__
 
 
-def test_segments_that_are_taken_together_take_as_long():
+def test_merged_segments_take_as_long():
     for latency in (0.0, 0.01):
         one, some = (took(16, links(16, latency), summed(4_000_000), most=most) for most in (256, 8))
         assert some == pytest.approx(one, rel=0.15)
 
 
-def test_one_slow_host_slows_the_whole_ring():
+def test_one_slow_host_slows_the_ring():
     slow = Links(hosts=4, up=[RATE / 10, RATE, RATE, RATE], latency=0.0)
     seconds = took(4, slow, summed(4_000_000))
     assert seconds == pytest.approx(1.5 * 4_000_000 / (RATE / 10), rel=0.05)
@@ -184,7 +184,7 @@ def test_a_slow_pair_slows_only_what_passes_through_it():
     assert clock.now_s == pytest.approx(0.1, rel=0.01)
 
 
-def test_a_message_waits_until_it_is_asked_for():
+def test_a_message_waits_for_its_receive():
     clock = SimClock()
     network = Network(clock, links(2, 0.5), 2)
     left = network.send(0, 1, ("all", 1), 8)
@@ -220,7 +220,7 @@ def test_a_connection_opens_as_tcp_does():
     assert sent_after([0.0], 15 * window, 0.0, window)[0] == pytest.approx(0.0, abs=1e-3)
 
 
-def test_a_connection_that_rests_has_to_open_again():
+def test_an_idle_connection_restarts_slow_start():
     window, latency = 10_000, 0.05
     timeout = 0.2 + 2 * latency
     seconds = sent_after([0.0, 0.0, 2.5 * timeout, 60.0], 15 * window, latency, window)
@@ -228,7 +228,7 @@ def test_a_connection_that_rests_has_to_open_again():
     assert flights == [4, 1, 2, 4]  # open to 31 windows then, halved twice to 8; ten packets are the least
 
 
-def test_nothing_of_it_is_played_where_links_do_not_say_so():
+def test_slow_start_is_off_by_default():
     assert sent_after([0.0, 60.0], 150_000, 0.05, None) == [pytest.approx(0.1, rel=0.01)] * 2
 
 
@@ -270,7 +270,7 @@ def message_traffic(message: Message) -> Traffic:
             return Traffic(sum(message.send_bytes.values()), len(message.send_bytes))
 
 
-def test_what_an_exchange_does_is_found_by_letting_it():
+def test_an_exchange_is_traced_by_running_it():
     pen = TraceHandle()
     group = TracingWorld(4, 1, pen).all_ranks
     script = ExchangeTracer(AllReduce(group), 1000, 0, pen).trace_step(0)
@@ -313,7 +313,7 @@ KINDS: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("name", "fields"), KINDS, ids=lambda value: str(value))
-def test_scripts_send_what_the_strategy_says_that_it_sends(name, fields):
+def test_traces_send_the_strategys_traffic(name, fields):
     wiring = ScheduleBuilder(run(name, 4, **fields), profile(), 4)
     period = 2 * fields.get("sync_period", 1)
     for rank in range(4):
@@ -338,7 +338,7 @@ def step_s(strategy: str, ranks: int, between: Links, of: Profile, **fields: Any
     return predict(run(strategy, ranks, **fields), of, between).step_s
 
 
-def test_alone_it_takes_what_the_worker_takes():
+def test_one_rank_takes_the_profiled_time():
     found = predict(run("sync", 1), profile(d_s=0.2, g_s=0.1), parse_links("1 hosts, 1 Gbit/s, 0 us"))
     assert found.step_s == pytest.approx(0.3)
     assert found.sent_bytes == 0
@@ -390,13 +390,13 @@ def test_the_faster_team_waits_for_the_slower():
     assert found.staleness_rounds <= 1.0
 
 
-def test_lead_hides_the_way_between_teams():
+def test_lead_hides_the_latency_between_teams():
     of = profile(params=2_000, d_s=0.1, g_s=0.1)
     near, far = (step_s("async", 2, links(2, 0.2), of, split="1:1", max_lead_rounds=lead) for lead in (1, 8))
     assert far < 0.6 * near
 
 
-def test_links_that_lag_hold_nobody_up():
+def test_lagging_links_delay_no_rank():
     slow, slower = (Links(hosts=4, up=[RATE / times, RATE, RATE, RATE], latency=0.0) for times in (4, 20))
     of = profile(d_s=0.3, g_s=0.3)
     lagging = predict(run("async-gossip", 4), of, slow)
@@ -408,7 +408,7 @@ def test_links_that_lag_hold_nobody_up():
     assert step_s("gossip", 4, slow, of, topology="ring") > 5 * lagging.step_s
 
 
-def test_over_links_that_lag_as_much_is_sent_as_fits_through_them():
+def test_async_gossip_over_slow_links_sends_at_the_link_rate():
     """Two networks of 4.8 MB each, to two neighbors, at 10 MB/s, and rounds of 0.1 s."""
     of = profile(d_s=0.05, g_s=0.05)
     slow = predict(run("async-gossip", 4), of, links(4))
@@ -418,7 +418,7 @@ def test_over_links_that_lag_as_much_is_sent_as_fits_through_them():
     assert slow.messages < fast.messages
 
 
-def test_a_slow_pair_slows_the_ring_at_once_and_a_far_neighbor_later():
+def test_a_slow_pair_delays_distant_neighbors_later():
     slow = links(8, pairs={"0-1": "8 Mbit/s, 0 s"})
     of = profile(params=240_000)
     assert step_s("sync", 8, slow, of) > 5 * step_s("sync", 8, links(8), of)
@@ -442,7 +442,7 @@ def test_more_of_anything_takes_no_less(strategy):
     assert step_s(strategy, 4, dataclasses.replace(base, contention_efficiency=0.5), of) > usual
 
 
-def test_ranks_that_are_alike_are_played_once_and_it_makes_no_difference():
+def test_equal_ranks_are_simulated_once():
     of, between = profile(d_s=0.05, g_s=0.05), links(4, 0.01)
     for name, fields in KINDS[:5]:
         once = step_s(name, 4, between, of, **fields)
@@ -461,7 +461,7 @@ def test_sums_of_fewer_numbers_than_segments_are_played(params: int, moments: in
     assert once.step_s >= 0.02
 
 
-def test_numbers_that_nobody_wrote_are_not_looked_at():
+def test_uninitialised_memory_is_not_read():
     torch.use_deterministic_algorithms(True)  # then `empty` is full of NaN
     try:
         found = predict(run("sync", 3, wire="int8"), profile(10, d_s=0.01, g_s=0.01), links(3, 0.01))
@@ -507,7 +507,7 @@ def test_buckets_are_cut_where_layers_end():
     assert len(wiring.game.g.flat.buckets) > 2
 
 
-def test_memory_grows_with_the_batch_and_with_what_exchanges_keep():
+def test_memory_grows_with_the_batch_and_exchange_state():
     some = (MemoryUse(2, 1_000_000), MemoryUse(4, 1_500_000))
     of = profile(memory=some)
     plain, quantized = (predict(run("sync", 4, wire=wire), of, links(4)).memory_bytes for wire in ("exact", "int8"))
@@ -515,14 +515,14 @@ def test_memory_grows_with_the_batch_and_with_what_exchanges_keep():
     assert quantized > plain + 4 * 2_400_000
 
 
-def test_games_of_one_label_each_send_nothing():
+def test_per_label_games_send_nothing():
     found = predict(run("per-label", 4), profile(d_s=0.1, g_s=0.1), links(4))
     assert found.sent_bytes == 0
     assert found.images_per_s == pytest.approx(4 * 8 / found.step_s)
 
 
 @pytest.mark.parametrize("name", ["sync", "gossip"])
-def test_a_stand_in_is_wired_as_the_game_is(name: str):
+def test_the_stub_game_has_the_links_of_the_game(name: str):
     """Buckets, batch moments and bytes of a network with batch norm."""
     asked = resolve(
         tiny_run.make_run(f"strategy={name}", "nets.batch_norm=true", "nets.width=16"), tiny_run.make_dataset()

@@ -28,7 +28,7 @@ def drawn(signal, covariance, lane, lanes, steps, seed=0):
         yield SquaredGradNorms((each.mean(0) ** 2).sum(), (each**2).sum(1).mean())
 
 
-def test_gaussian_gradients_have_the_noise_they_were_made_with():
+def test_gaussian_gradients_have_the_generated_noise_scale():
     signal, covariance = np.full(50, 0.1), np.linspace(0.1, 2, 50)
     truth = covariance.sum() / (signal**2).sum()
     found = estimate_noise_scale([*drawn(signal, covariance, 4, 8, 400)], 4, 32)
@@ -36,7 +36,7 @@ def test_gaussian_gradients_have_the_noise_they_were_made_with():
     assert found.low < truth < found.high
 
 
-def test_the_interval_has_the_truth_in_it_as_often_as_it_says():
+def test_the_confidence_interval_has_its_stated_coverage():
     signal, covariance = np.full(20, 0.3), np.full(20, 1.0)
     truth = covariance.sum() / (signal**2).sum()
     found = [estimate_noise_scale([*drawn(signal, covariance, 8, 4, 40, seed)], 8, 32) for seed in range(60)]
@@ -81,7 +81,7 @@ def player(name):
     return Player(name, Point(), lambda parameters: torch.optim.SGD(parameters, lr=1e-12))
 
 
-def test_lanes_of_a_game_tell_the_covariance_of_its_images():
+def test_lane_gradients_estimate_the_per_image_covariance():
     images = tiny_run.make_dataset()
     game = Game(g=player("G"), d=player("D"), objective=Quadratic(), latent=1, g_lane_batch=10, d_lane_batch=10)
     run = tiny_run.make_run("batch=80", "lanes=8", "device.lanes_per_pass=1")

@@ -52,7 +52,7 @@ def profile():
     return measured(tiny_run.make_run("d_steps=2", "g_batch=32", "device.threads=1"))[0]
 
 
-def test_every_part_of_a_profile_is_there(profile):
+def test_a_profile_is_complete(profile):
     assert [turn.batch for turn in profile.d] == [turn.batch for turn in profile.g] == [2, 4, 8, 16]
     for turn in (*profile.g, *profile.d):
         assert len(turn.grads_ready_s) == NUM_READY_PARTS
@@ -78,7 +78,7 @@ def test_a_profile_reads_as_a_table(profile):
 
 
 @pytest.mark.parametrize("settings", [(), ("objective.r1=1",), ("objective.gp=10",)])
-def test_memory_is_what_is_foreseen_without_playing(settings):
+def test_measured_memory_equals_the_estimate(settings):
     images = tiny_run.make_dataset()
     run = resolve(tiny_run.make_run("nets.width=16", *settings), images)
     bench = WorkerProfiler(tiny_run.make_session(run), images, 1.0)
@@ -103,7 +103,7 @@ def test_batches_that_would_not_fit_are_left_out(monkeypatch):
     assert [one.batch for one in bench.measure_memory([16, 32, 64, 128], PeakMemory(CPU))] == [16, 32, 64]
 
 
-def test_parts_of_a_gradient_are_ready_when_their_layers_have_them():
+def test_gradient_buckets_are_ready_in_layer_order():
     """Of a network each of whose layers takes its time."""
     layer_s = 0.5 * 0.002 / 4 / 24  # of an image's forward pass through G
     game = make_emulated_game(100_000, 0.002, 0.5, 1 << 20)
@@ -119,7 +119,7 @@ def test_parts_of_a_gradient_are_ready_when_their_layers_have_them():
     assert not game.g.net._forward_hooks
 
 
-def test_lazy_penalties_count_as_often_as_they_come():
+def test_lazy_penalties_count_by_their_interval():
     assert step_kinds(pg.Adversarial(r1=1, r1_every=4)) == [StepKind(0, 0.25), StepKind(1, 0.75)]
     assert step_kinds(pg.Adversarial()) == [StepKind(0, 1.0)]
     both = step_kinds(pg.Adversarial(r1=1, r1_every=2, r2=1, r2_every=3))
@@ -166,7 +166,7 @@ def test_a_device_that_multiplies():
     assert describe_device(CPU, "bf16").memory_bytes > 1e8
 
 
-def test_batches_are_whole_lanes():
+def test_batches_are_multiples_of_a_lane():
     run = tiny_run.make_run("batch=48", "lanes=6")
     assert local_batches(run) == [8, 16, 32, 48]
     assert local_batches(run, [96, 8, 8]) == [8, 96]
@@ -201,7 +201,7 @@ def test_a_digest_is_of_what_is_computed():
         assert digest(other) != base, other
 
 
-def test_networks_of_ones_own_have_a_structure():
+def test_user_networks_have_a_structure_digest():
     a, b = nn.Conv2d(3, 4, 3), nn.Conv2d(3, 4, 3, stride=2)
     assert structure_digest(a) == structure_digest(nn.Conv2d(3, 4, 3)) != structure_digest(b)
 
@@ -226,7 +226,7 @@ def test_a_profile_of_something_else_is_refused(profile, tmp_path):
         check_profile_matches(profile, "0" * 16, here, "remake")
 
 
-def test_what_was_measured_is_found_again(monkeypatch):
+def test_profiles_are_cached(monkeypatch):
     run = tiny_run.make_run("nets.width=3")
     first, file = measured(run)
     monkeypatch.setattr(profiler, "measure_profile", lambda *_: pytest.fail("measured again"))
@@ -255,7 +255,7 @@ def test_noise_can_be_left_out_and_one_lane_has_it_too():
 # the command
 
 
-def test_the_command_writes_what_it_kept(tmp_path):
+def test_the_command_writes_its_profile(tmp_path):
     out = tmp_path / "profile.yaml"
     arguments = ("bench", "step", *TINY, "--batches=4,8", "--noise-kimg=0.05")
     ended = run_cli(*arguments, f"--out={out}")
@@ -270,7 +270,7 @@ def test_the_command_writes_what_it_kept(tmp_path):
     assert again.err == "using the profile of one worker that was measured before, for 1 s\n"
 
 
-def test_what_cannot_be_kept_is_not_said_to_be(tmp_path, monkeypatch):
+def test_an_unwritable_cache_is_reported(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     ended = run_cli("bench", "step", *TINY, "--batches=4", "--noise-kimg=0")
@@ -292,11 +292,11 @@ def test_what_cannot_be_kept_is_not_said_to_be(tmp_path, monkeypatch):
         ("--nets.widht=3", "did you mean nets.width"),
     ],
 )
-def test_what_cannot_be_profiled_is_refused(argument, said):
+def test_invalid_profiles_are_refused(argument, said):
     assert said in usage_error("bench", "step", *TINY, argument)
 
 
-def test_a_file_that_is_no_profile_says_how_to_make_one(tmp_path):
+def test_a_file_that_is_no_profile_names_the_command(tmp_path):
     with pytest.raises(UsageError, match="bench step RECIPE --out"):
         read_profile(tmp_path / "none.yaml")
     (tmp_path / "bad.yaml").write_text("recipe: digits\n")
@@ -304,7 +304,7 @@ def test_a_file_that_is_no_profile_says_how_to_make_one(tmp_path):
         read_profile(tmp_path / "bad.yaml")
 
 
-def test_a_file_of_what_no_worker_did_is_refused(tmp_path):
+def test_an_impossible_profile_is_refused(tmp_path):
     sound = fake_profiles.make_profile(noise=64, memory=((16, 10), (64, 20)))
     path = tmp_path / "p.yaml"
     for fields, told in (
@@ -368,11 +368,11 @@ def trained(profiled):
         return torch.cat([p.flatten() for net in (gan.generator, gan.discriminator) for p in net.parameters()])
 
 
-def test_profiling_an_estimator_leaves_its_training_alone():
+def test_profiling_an_estimator_does_not_change_its_training():
     assert torch.equal(trained(True), trained(False))
 
 
-def test_what_an_estimator_asks_is_checked():
+def test_profile_options_of_an_estimator_are_checked():
     config = pg.Config(evaluation=pg.EvaluationOptions(metrics=("fd",), count=64))
     with pg.ScalingManager(config, bs=16, num_workers=4) as manager, pytest.raises(UsageError, match="batches"):
         manager.profile(pg.Estimator(OwnG(8, 64), OwnD(64, 1)), batches=(-4,))

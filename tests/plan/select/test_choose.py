@@ -95,7 +95,7 @@ def test_a_slower_worker_is_slower_throughout():
 
 
 @pytest.mark.parametrize("hosts", range(2, 8))
-def test_everybody_meets_everybody_once(hosts):
+def test_every_pair_of_hosts_is_measured_once(hosts):
     rounds = round_robin(hosts)
     assert sorted(pair for matches in rounds for pair in matches) == [
         (a, b) for a in range(hosts) for b in range(a + 1, hosts)
@@ -121,7 +121,7 @@ def test_one_rank_chooses_once(tmp_path):
     assert "with which this run was started" in again.out + again.err
 
 
-def test_a_profile_of_bench_step_is_known_again(tmp_path):
+def test_a_profile_of_bench_step_is_reused(tmp_path):
     file = tmp_path / "profile.yaml"
     assert run_cli("bench", "step", "digits", "--seconds=1", "--noise-kimg=0", f"--out={file}").status == 0
     ended = run_cli(
@@ -134,7 +134,7 @@ def test_a_profile_of_bench_step_is_known_again(tmp_path):
 QUICK = "--evaluation.metrics=[]"
 
 
-def test_two_ranks_choose_and_other_ranks_plan_again(tmp_path, processes):
+def test_another_number_of_ranks_chooses_again(tmp_path, processes):
     run = ["train", "digits", "--strategy=auto", "--strategy.measure_s=1", "--batch=16", "--lanes=4", QUICK]
     run += [f"--run-dir={tmp_path}/run", "--strategy.strategies=sync,sync+int8"]
     for ranks, kimg in ((2, 0.16), (3, 0.32)):
@@ -150,7 +150,7 @@ def test_two_ranks_choose_and_other_ranks_plan_again(tmp_path, processes):
     assert ranks == 3
 
 
-def test_a_record_begun_as_auto_is_found_again(tmp_path):
+def test_an_auto_run_is_resumed(tmp_path):
     folder = tmp_path / "run"
     folder.mkdir()
     from paragan.train.run_dir import RunDir
@@ -191,7 +191,7 @@ def test_a_folder_that_holds_something_else_is_refused_before_anything_is_measur
         assert "profiling" not in ended.out + ended.err
 
 
-def test_a_rank_that_freezes_while_one_is_chosen_is_noticed_after_the_timeout(tmp_path, processes):
+def test_a_rank_that_freezes_while_auto_chooses_is_noticed_after_the_timeout(tmp_path, processes):
     line = [
         "train",
         "digits",
@@ -212,6 +212,6 @@ def test_auto_and_measured_layouts_are_refused():
     assert "does not decide together" in usage_error("train", "digits", "--strategy=auto", "--device.tune=measured")
 
 
-def test_settings_that_make_no_sense_are_refused():
+def test_invalid_settings_are_refused():
     assert "strategy.margin" in usage_error("train", "digits", "--strategy=auto", "--strategy.margin=2")
     assert "there is no syncc" in usage_error("train", "digits", "--strategy=auto", "--strategy.strategies=syncc")

@@ -55,7 +55,7 @@ def test_what_one_gets(name, promise):
     assert parse_strategy(name).semantics == promise
 
 
-def test_a_name_is_what_the_command_is_told():
+def test_names_are_command_line_options():
     (one,) = named("async+split=1:3+int8")
     assert one.cli_options == ["--strategy=async", "--strategy.split=1:3", "--strategy.wire=int8"]
     assert parse_settings("sync") == [("strategy", "sync")]
@@ -64,13 +64,13 @@ def test_a_name_is_what_the_command_is_told():
 
 
 @pytest.mark.parametrize(("compressed", "first"), [(0.0990, "sync"), (0.0960, "sync+int8")])
-def test_who_gives_something_up_is_first_only_where_it_is_faster_by_its_margin(compressed, first):
+def test_lossy_strategies_rank_first_only_beyond_their_margin(compressed, first):
     found = plan(named("sync+int8", "sync"), told(equivalent=0.1, compressed=compressed))
     assert found.best.name == first
     assert ("is needed, since" in found.rows[1].reason) == (first == "sync")
 
 
-def test_limits_stand_behind():
+def test_convergence_limits_rank_last():
     found = plan(named("sync", "sync+sync_period=16"), told(equivalent=0.1, periodic=0.06))
     assert [row.name for row in found.rows] == ["sync", "sync+sync_period=16"]
     assert found.rows[1].reason.startswith("ranks take 16 steps on their own")
@@ -143,7 +143,7 @@ def test_what_the_run_itself_refuses_is_left_out():
     assert "needs rounds of one size" in dict(found.excluded)["gossip"]
 
 
-def test_a_ramp_is_said_to_be_predicted_by_its_first_stage():
+def test_a_ramp_is_predicted_by_its_first_stage_and_reported():
     run = dataclasses.replace(fake_profiles.make_run(), ramp=((10.0, 128), (20.0, 256)))
     warned = compare_strategies(
         run, named("sync"), fake_profiles.make_profile(), LINKS, 4, Goal(1), predict_fn=told(equivalent=1)
@@ -172,7 +172,7 @@ def test_larger_batches_need_more_images_where_noise_is_small():
     assert [w.startswith("--batch 100") for w in noise_warnings(noisy, 100)] == [True]  # D's scale is 128
 
 
-def test_the_batch_is_chosen_by_noise():
+def test_the_batch_follows_the_noise_scale():
     def play(run, profile, links, ranks):
         return prediction(0.1, run.batch)  # larger batches are free
 
@@ -209,7 +209,7 @@ def test_limits_in_words():
 @pytest.mark.parametrize(
     "topology", [t for t in BUILTIN_TOPOLOGIES if t.name in CONTRACTION_FORMULAS], ids=lambda t: t.name
 )
-def test_formulas_are_what_matrices_say(topology, ranks):
+def test_closed_form_mixing_equals_the_matrix(topology, ranks):
     if topology.unsupported_reason(ranks):
         pytest.skip(topology.unsupported_reason(ranks))
     assert contraction_factor(topology, ranks) == pytest.approx(contraction(topology, ranks), abs=1e-6)

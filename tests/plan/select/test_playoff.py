@@ -37,7 +37,7 @@ def names(rows):
     return [row.name for row in rows]
 
 
-def test_those_who_are_near_play_as_far_as_memory_and_time_go():
+def test_close_candidates_are_measured_within_memory_and_time():
     steps = {"sync": 0.1, "sync+int8": 0.101, "sync+bf16": 0.11, "sync+int4": 0.13}
     assert names(playoff.shortlist(plan(steps), 15)) == ["sync", "sync+int8", "sync+bf16"]
     assert names(playoff.shortlist(plan(steps, memory=2500), 15)) == ["sync", "sync+int8"]
@@ -48,7 +48,7 @@ def test_those_who_are_near_play_as_far_as_memory_and_time_go():
     assert names(playoff.shortlist(plan(slow), 15)) == ["sync"]
 
 
-def test_what_speaks_against_one_keeps_it_out():
+def test_candidates_with_warnings_are_not_shortlisted():
     steps = {"sync": 0.1, "sync+sign": 0.101}  # which the plan has a warning for
     found = plan(steps)
     assert found.rows[1].limits
@@ -66,7 +66,7 @@ def test_what_speaks_against_one_keeps_it_out():
         ({"sync": 0.10, "sync+sync_period=4": 0.09}, "sync+sync_period=4", "the fastest"),
     ],
 )
-def test_the_clock_decides_and_what_is_given_up_counts(seconds, wins, said):
+def test_the_playoff_is_decided_by_time_and_margin(seconds, wins, said):
     found = plan({"sync": 0.1, **dict.fromkeys(seconds, 0.1)})
     assert found.best.name == "sync"
     assert playoff.select_winner(found, seconds).name == wins

@@ -38,19 +38,19 @@ def times(**gain: float) -> Callable[[Overrides], float]:
     return seconds
 
 
-def test_what_pays_is_taken_with_its_own_share():
+def test_accepted_switches_report_their_share():
     found = tune_greedily(switches("a", "b", "c"), worker(times(a=0.5, b=1.3, c=0.8)))
     assert found.overrides == {"a": 1, "b": 0, "c": 1}
     assert found.slowdown_without == pytest.approx({"a": 2.0, "c": 1.25}, rel=0.02)
     assert found.speedup == pytest.approx(2.5, rel=0.02)
 
 
-def test_within_noise_the_default_stays():
+def test_within_noise_the_default_is_chosen():
     found = tune_greedily(switches("a", "b"), worker(times(a=0.99, b=1.0)))
     assert (found.overrides, found.slowdown_without, found.speedup) == ({"a": 0, "b": 0}, {}, 1.0)
 
 
-def test_a_switch_that_pays_only_beside_another_is_found_after_it():
+def test_a_switch_that_needs_another_is_tried_after_it():
     def seconds(layout: Overrides) -> float:  # b is good with a alone, and comes before it
         return {(0, 0): 1.0, (1, 0): 1.1, (0, 1): 0.8, (1, 1): 0.5}[layout["b"], layout["a"]]
 
@@ -87,7 +87,7 @@ def test_what_is_built_has_to_be_paid_back(rounds, taken):
     assert tune_greedily(switches("a", built=True), trial, rounds).overrides == {"a": taken}
 
 
-def test_what_is_built_is_tried_on_top_of_the_others_alone():
+def test_no_other_switch_is_tried_in_a_built_layout():
     """Building takes long: no other switch is tried in what was built."""
     tried, trial = [], worker(times(a=0.5, b=0.8, c=1.3))
 
@@ -101,7 +101,7 @@ def test_what_is_built_is_tried_on_top_of_the_others_alone():
     assert all((layout["a"], layout["c"]) == (1, 0) for layout in tried if layout["b"])
 
 
-def test_rounds_that_do_not_agree_say_nothing():
+def test_inconsistent_rounds_are_inconclusive():
     one, other = TrialTimes([1.0, 1.0, 1.0, 1.0]), TrialTimes([0.5, 0.5, 1.5, 1.5])
     assert not is_faster(other, one)
     assert is_faster(TrialTimes([0.5] * 4), one)

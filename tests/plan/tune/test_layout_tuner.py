@@ -93,7 +93,7 @@ def test_a_worker_times_layouts_in_turns_and_leaves_the_process_as_it_was():
     assert (few.run.lanes, few.run.batch) == (1, 2)  # a lane is the least
 
 
-def test_what_cannot_be_played_here_is_not_chosen(monkeypatch):
+def test_layouts_that_fail_are_not_chosen(monkeypatch):
     """As torch has it where there is no compiler, or too little memory."""
     player = TrialWorker.make_trial
 
@@ -129,7 +129,7 @@ def kept(tmp_path, monkeypatch):
     return asked
 
 
-def test_what_was_found_is_kept_by_network_and_a_damaged_file_is_nothing(kept, tmp_path):
+def test_layouts_are_cached_by_network_and_damaged_files_ignored(kept, tmp_path):
     images = tiny_run.make_dataset()
     run = resolve(tiny_run.make_run(), images)
     first = tune_run(run, images, World.solo())
@@ -170,7 +170,7 @@ def test_train_takes_what_is_measured_and_goes_on_with_it(kept, tmp_path, capsys
     assert "resumed" in capsys.readouterr().out
 
 
-def test_a_damaged_record_elsewhere_is_no_reason_to_try_nothing(kept, tmp_path, capsys):
+def test_a_damaged_record_does_not_stop_tuning(kept, tmp_path, capsys):
     (tmp_path / "runs" / "00000-digits").mkdir(parents=True)
     (tmp_path / "runs" / "00000-digits" / "run.yaml").write_text("{")
     line = ["train", "digits", f"--outdir={tmp_path}/runs", "--kimg=0.128", "--device.tune=measured"]
@@ -187,7 +187,7 @@ layout_tuner.tune_run = tune_run
 """
 
 
-def test_ranks_hear_why_no_layout_was_found(tmp_path, processes):
+def test_all_ranks_get_the_reason_why_tuning_failed(tmp_path, processes):
     line = ["train", "digits", "--device.tune=measured", f"--run-dir={tmp_path}/run"]
     ranks = processes.start_ranks(2, *line, start=functools.partial(processes.start_forked, patch=REFUSED))
     assert [rank.wait(20) for rank in ranks] == [2, 2]
@@ -195,7 +195,7 @@ def test_ranks_hear_why_no_layout_was_found(tmp_path, processes):
     assert not (tmp_path / "run").exists()
 
 
-def test_plan_layout_tells_operations_decisions_and_the_total(tmp_path, monkeypatch, capsys):
+def test_plan_tune_prints_operations_decisions_and_total(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(layouts, "NUM_TIMED_ROUNDS", 1)
     monkeypatch.setattr(layouts, "BLOCK_S", 0.0)
@@ -236,7 +236,7 @@ def test_plan_layout_tells_operations_decisions_and_the_total(tmp_path, monkeypa
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
-def test_what_cannot_be_is_one_line(line, words, capsys, tmp_path, monkeypatch):
+def test_invalid_options_are_one_line(line, words, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(line) == 2
     error = capsys.readouterr().err
@@ -253,7 +253,7 @@ def test_padding_is_what_fills_up_tiles():
 
 
 @pytest.mark.parametrize(("groups", "padding"), [(2, 0.5), (8, 0.0)])
-def test_groups_are_told_and_each_is_a_product_of_its_own_unless_it_is_one_channel(groups, padding):
+def test_grouped_convolutions_are_counted_per_group(groups, padding):
     conv = torch.nn.Conv2d(8, 8, 3, padding=1, groups=groups)
     up = torch.nn.ConvTranspose2d(8, 8, 4, 2, 1, groups=groups)
     found = profile_ops(lambda: up(conv(torch.ones(4, 8, 8, 8))).sum().backward(), CPU, Tile(1, 8, 4))
@@ -264,7 +264,7 @@ def test_groups_are_told_and_each_is_a_product_of_its_own_unless_it_is_one_chann
     }
 
 
-def test_operations_are_told_by_shape_and_sum_to_the_round():
+def test_operations_are_grouped_by_shape_and_sum_to_the_round():
     conv = torch.nn.Conv2d(3, 8, 3, stride=2, padding=1)
 
     def play():
