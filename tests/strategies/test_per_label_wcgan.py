@@ -422,7 +422,7 @@ def test_images_without_labels_are_refused(tmp_path):
     assert "needs images with classes" in usage_error(*command(tmp_path / "run", f"--data={tmp_path / 'a.npz'}"))
     labels, classes = np.arange(40) % 2, np.array(["a", "b", "c"])
     np.savez(tmp_path / "b.npz", images=np.zeros((40, 8, 8), np.uint8), labels=labels, classes=classes)
-    assert "label 2 (c) has no image" in usage_error(*command(tmp_path / "run", f"--data={tmp_path / 'b.npz'}"))
+    assert "label 2 (c): has no image" in usage_error(*command(tmp_path / "run", f"--data={tmp_path / 'b.npz'}"))
     assert not (tmp_path / "run").exists()
 
 

@@ -18,8 +18,8 @@ def test_a_folder_that_one_host_does_not_see_is_refused_on_all(pool, tmp_path):
 
     messages = pool(3, job)
     assert len(set(messages)) == 1
-    assert messages[0].startswith("rank 2: host ")
-    assert "host1. Use storage that all hosts share" in messages[0]
+    assert messages[0].startswith(f"rank 2: {tmp_path}/host1: host ")
+    assert "does not see it. Use storage that all hosts share" in messages[0]
 
 
 def test_the_check_leaves_no_file(pool, tmp_path):

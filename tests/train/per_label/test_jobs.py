@@ -100,7 +100,7 @@ def test_rare_labels_are_named():
     ("dataset", "settings", "message"),
     [
         (dataclasses.replace(images(), labels=None, classes=()), (), "needs images with classes"),
-        (images((40, 0, 25)), (), "label 1 (bee) has no image"),
+        (images((40, 0, 25)), (), "label 1 (bee): has no image"),
         (images(), ("kimg=0.04",), "Use --kimg 0.05 or more"),
         (images(), ("kimg=0.1", "strategy.budget_by=data"), "Use --kimg 0.12 or more"),
     ],
