@@ -507,7 +507,7 @@ def _has_tag(node: ast.ClassDef) -> bool:
 # Arguments --------------------------------------------------------------------------------------------
 
 
-def whole_runs(modules: Iterable[Module]) -> list[Finding]:
+def single_field_functions(modules: Iterable[Module]) -> list[Finding]:
     """List the functions that get a whole run, and read a single field or section of it."""
     findings: list[Finding] = []
     for module, node in _functions(modules):
@@ -706,7 +706,7 @@ def count_all(root: Path) -> dict[str, int]:
     """Return every count of a checkout, by its label in the table."""
     modules = load_modules(root)
     loaded = import_cycles(modules)
-    anywhere = import_cycles(modules, lazy=True)
+    all_cycles = import_cycles(modules, lazy=True)
     with_types = import_cycles(modules, lazy=True, type_checking=True)
     classes = duplicate_classes(modules)
     documented, undocumented = public_functions(modules)
@@ -718,8 +718,8 @@ def count_all(root: Path) -> dict[str, int]:
         "lines of code (no blanks, comments, docstrings)": count_code_lines(modules),
         "import cycles at load": len(loaded),
         "  modules in them": sum(map(len, loaded)),
-        "import cycles with imports in functions": len(anywhere),
-        "  modules in them, functions": sum(map(len, anywhere)),
+        "import cycles with imports in functions": len(all_cycles),
+        "  modules in them, functions": sum(map(len, all_cycles)),
         "import cycles with TYPE_CHECKING too": len(with_types),
         "  modules in them, TYPE_CHECKING": sum(map(len, with_types)),
         "private names of other modules used": len(private_imports(modules)),
@@ -738,7 +738,7 @@ def count_all(root: Path) -> dict[str, int]:
             len(forbidden_names(load_modules(root, folder))) for folder in ("tests", "benchmarks")
         ),
         "error messages not in the one form": len(misformed_messages(modules)),
-        "functions that get a run and read one field": len(whole_runs(modules)),
+        "functions that get a run and read one field": len(single_field_functions(modules)),
         "strategies distinguished by class or name": len(strategy_queries(modules)),
         "named strategies that subclass another": len(strategy_subclasses(modules)),
         "multi-target assignments": len(multi_target_assignments(modules)),
@@ -768,7 +768,7 @@ LISTS: dict[str, Callable[[Sequence[Module]], Iterable[object]]] = {
     "fields": forbidden_fields,
     "names": forbidden_names,
     "messages": misformed_messages,
-    "runs": whole_runs,
+    "runs": single_field_functions,
     "assignments": multi_target_assignments,
     "unlike": unlike_assignments,
     "strategies": lambda modules: [*strategy_queries(modules), *strategy_subclasses(modules)],

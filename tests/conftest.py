@@ -48,15 +48,15 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run with LONG_RUN_ARG that was not interrupted."""
-    return train_tiny(tmp_path_factory.mktemp("undisturbed") / "run", LONG_RUN_ARG)
+    return train_tiny(tmp_path_factory.mktemp("uninterrupted") / "run", LONG_RUN_ARG)
 
 
 @pytest.fixture(scope="session")
-def undisturbed_by_two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def uninterrupted_by_two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The same on two ranks."""
-    processes = CliProcesses(tmp_path_factory.mktemp("undisturbed"))
+    processes = CliProcesses(tmp_path_factory.mktemp("uninterrupted"))
     ranks = processes.start_ranks(2, *train_args(processes.folder / "run", LONG_RUN_ARG))
     assert [rank.wait() for rank in ranks] == [0, 0]
     yield processes.folder / "run"

@@ -84,7 +84,7 @@ def test_figure_5_runs_as_published(capsys):
     assert "not FID" in out or score.name == "fid"
 
 
-def test_plain_modules_with_their_own_batch_norm():
+def test_plain_modules_with_batch_norm():
     with pg.ScalingManager(config(latent=8), bs=32, num_workers=4) as scale_mgr:
         g, d = PlainG(), PlainD()
         gan = pg.Estimator(g, d)
@@ -171,7 +171,7 @@ def untyped(value: Any) -> Any:
         (lambda: pg.ScalingManager(config(), bs=8, num_workers=8).eval(), "nothing was trained"),
     ],
 )
-def test_mistakes_give_a_clear_line(mistake, message):
+def test_mistakes_raise_clear_errors(mistake, message):
     with pytest.raises(pg.UsageError, match=message):
         mistake()
 
@@ -185,7 +185,7 @@ def test_mistakes_give_a_clear_line(mistake, message):
         ({"metric": "fd", "count": "many"}, "count=many"),
     ],
 )
-def test_invalid_scores_give_a_clear_line(arguments, message):
+def test_invalid_scores_raise_clear_errors(arguments, message):
     with make_manager() as scale_mgr:
         scale_mgr.train(pg.Estimator(PlainG(), PlainD()))
         with pytest.raises(pg.UsageError, match=message):

@@ -245,7 +245,7 @@ def test_glossary_explains_the_words_of_the_design():
 # Strategies -------------------------------------------------------------------------------------------
 
 
-def test_strategies_are_asked():
+def test_strategies_are_not_identified_by_type_or_name():
     expect_none(strategy_queries(MODULES), "Give the strategy a property or method that answers, and ask it")
 
 
@@ -305,7 +305,7 @@ def test_what_other_packages_call_has_a_docstring():
 
 
 @each_module
-def test_functions_get_the_section_they_need(module: Module):
+def test_functions_get_only_the_section_used(module: Module):
     expect_none(whole_runs([module]), "Pass that section instead of the run")
 
 
@@ -325,7 +325,7 @@ def test_torch_distributed_is_used_in_two_modules(module: Module):
 
 
 @each_module
-def test_nothing_is_imported_that_runs_code_from_files(module: Module):
+def test_no_import_can_run_code_from_files(module: Module):
     findings: list[Finding] = []
     for entry in absolute_imports(module):
         root = entry.module.partition(".")[0]

@@ -60,15 +60,15 @@ def test_two_players_on_two_streams_play_as_on_the_cpu(settings):
     close(tiny_run.session_state(s), tiny_run.play_rounds(run, 6))
 
 
-def test_bf16_stays_finite_and_near():
+def test_bf16_is_finite_and_close_to_float32():
     run = tiny_run.make_run("device.precision=bf16", "objective.r1=1")
-    found, exact = (
+    result, exact = (
         tiny_run.play_rounds(run, 3, World.solo(GPU)),
         tiny_run.play_rounds(tiny_run.make_run("objective.r1=1"), 3),
     )
-    assert all(value.isfinite().all() for value in found.values())
-    assert all(value.dtype == exact[name].dtype for name, value in found.items())
-    close(found, exact, tolerance=0.05)
+    assert all(value.isfinite().all() for value in result.values())
+    assert all(value.dtype == exact[name].dtype for name, value in result.items())
+    close(result, exact, tolerance=0.05)
 
 
 def test_a_checkpoint_of_the_gpu_goes_on_on_the_cpu(tmp_path):
@@ -97,22 +97,22 @@ def test_compiled_networks_play_the_same(settings):
 
 
 def test_draws_are_the_same_on_both():
-    here, there = (LaneRng(3, 640, (0, 5), 4, device) for device in (CPU, GPU))
-    assert there.normal("latent/G", 16).device.type == GPU.type
-    assert torch.equal(here.normal("latent/G", 16), there.normal("latent/G", 16).cpu())
-    assert torch.equal(here.uniform("any", 2, 3), there.uniform("any", 2, 3).cpu())
+    on_cpu, on_gpu = (LaneRng(3, 640, (0, 5), 4, device) for device in (CPU, GPU))
+    assert on_gpu.normal("latent/G", 16).device.type == GPU.type
+    assert torch.equal(on_cpu.normal("latent/G", 16), on_gpu.normal("latent/G", 16).cpu())
+    assert torch.equal(on_cpu.uniform("any", 2, 3), on_gpu.uniform("any", 2, 3).cpu())
     labels = tiny_run.make_dataset().labels
-    assert torch.equal(here.choice("label/D", labels), there.choice("label/D", labels).cpu())
+    assert torch.equal(on_cpu.choice("label/D", labels), on_gpu.choice("label/D", labels).cpu())
 
 
 def test_lanes_bring_the_same_images():
     run = tiny_run.make_run("data.mirror=true")
-    for a, b in zip(*(hands(run, device) for device in (CPU, GPU)), strict=True):
+    for a, b in zip(*(micro_batches(run, device) for device in (CPU, GPU)), strict=True):
         assert torch.equal(a.images, b.images.cpu())
         assert torch.equal(a.labels, b.labels.cpu())
 
 
-def hands(run, device):
+def micro_batches(run, device):
     s = tiny_run.make_session(run, World.solo(device))
     return [s.lanes.next_micro_batches()[0] for _ in range(3)]
 
@@ -131,9 +131,9 @@ def test_scores_are_those_of_the_cpu():
     reals = np.random.default_rng(0).integers(0, 256, (400, 8, 8, 1), np.uint8)
     labels = ClassLabels(("a", "b"), np.arange(400) % 2, lambda rows: np.arange(rows.start, rows.stop) % 2)
     fakes = torch.from_numpy(reals).permute(0, 3, 1, 2).roll(1, 3)
-    how = {"space": pixels(8, 1), "metrics": ["fd", "kid", "prdc", "intra_fd"], "count": 300, "labels": labels}
+    options = {"space": pixels(8, 1), "metrics": ["fd", "kid", "prdc", "intra_fd"], "count": 300, "labels": labels}
 
     def scores(device):
-        return [s.value for s in evaluate(lambda rows: fakes[rows.start : rows.stop], reals, device=device, **how)]
+        return [s.value for s in evaluate(lambda rows: fakes[rows.start : rows.stop], reals, device=device, **options)]
 
     assert scores(GPU) == pytest.approx(scores(CPU), rel=1e-6)

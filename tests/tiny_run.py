@@ -41,8 +41,8 @@ def make_run(*settings: str, **fields: Any) -> Run:
 
 
 def make_dataset() -> Dataset:
-    whole = load_data("digits", resolution=8)
-    return dataclasses.replace(whole, images=whole.images[:300], labels=whole.labels[:300])
+    dataset = load_data("digits", resolution=8)
+    return dataclasses.replace(dataset, images=dataset.images[:300], labels=dataset.labels[:300])
 
 
 def make_session(config: Run, world: World | None = None, checkpoint_dir: Any = None) -> Session:
@@ -76,21 +76,21 @@ def save_after(config: Run, rounds: int, world: World, folder: Path) -> tuple[Pa
 
 def session_state(s: Session) -> dict[str, Tensor]:
     """Parameters, buffers and average of a session, by name."""
-    found = {f"{p.name}/{k}": v.clone() for p in s.game.players for k, v in p.net.state_dict().items()}
-    return found | {"G/average": s.game.g.ema.params.clone()}
+    state = {f"{p.name}/{k}": v.clone() for p in s.game.players for k, v in p.net.state_dict().items()}
+    return state | {"G/average": s.game.g.ema.params.clone()}
 
 
 def gather_owner_state(s: Session) -> dict[str, Tensor]:
     """The state of both networks, each from a rank that moves it."""
-    found = session_state(s)
+    state = session_state(s)
     if s.role.is_split:
         assert s.role.drain
         s.role.drain()
-        for name, value in found.items():
+        for name, value in state.items():
             if s.world.rank != s.role.owner_ranks["GD".index(name[0])]:
                 value.zero_()
             s.world.all_ranks.all_reduce_sum(value).wait()
-    return found
+    return state
 
 
 def relative_distance(a: dict[str, Tensor], b: dict[str, Tensor], prefix: str) -> float:

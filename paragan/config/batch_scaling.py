@@ -65,24 +65,24 @@ def _scale_lr(run: Run, name: str, base_batch: int, fixed_fields: Collection[str
     side = dataclasses.replace(
         side, optimizer=with_lr(side.optimizer, scale_lr(before, side.lr_scaling, run.batch, base_batch))
     )
-    how = f"{before:.3g} x {side.lr_scaling}({ratio:g}): {LR_SCALING_SOURCES[side.lr_scaling]}"
-    return side, [f"{name.upper()}: learning rate {side.optimizer.lr:.3g} = {how}"]
+    formula = f"{before:.3g} x {side.lr_scaling}({ratio:g}): {LR_SCALING_SOURCES[side.lr_scaling]}"
+    return side, [f"{name.upper()}: learning rate {side.optimizer.lr:.3g} = {formula}"]
 
 
 def _scale_warm_up(
     run: Run, name: str, player_optim: PlayerOptim, rounds: float, fixed_fields: Collection[str]
 ) -> tuple[PlayerOptim, list[str]]:
     """Warm up over so many rounds, but at most over a part of the run."""
-    wanted_kimg = rounds * run.round_images / 1000
+    proportional_kimg = rounds * run.round_images / 1000
     max_kimg = MAX_WARM_UP_FRACTION * run.kimg
-    kimg = float(f"{min(wanted_kimg, max_kimg):.6g}")
+    kimg = float(f"{min(proportional_kimg, max_kimg):.6g}")
     if player_optim.lr_scaling == "none" or kimg <= player_optim.warm_up_kimg or f"{name}.warm_up_kimg" in fixed_fields:
         return player_optim, []
-    if wanted_kimg > max_kimg:
-        why = "a tenth of the run, the maximum"
+    if proportional_kimg > max_kimg:
+        limit = "a tenth of the run, the maximum"
     else:
-        why = f"{rounds:.4g} rounds, in proportion to the doublings"
-    reason = f"{name.upper()}: warm-up {kimg:.4g} kimg, {why}: a larger batch starts slowly (Goyal et al. 2017)"
+        limit = f"{rounds:.4g} rounds, in proportion to the doublings"
+    reason = f"{name.upper()}: warm-up {kimg:.4g} kimg, {limit}: a larger batch starts slowly (Goyal et al. 2017)"
     return dataclasses.replace(player_optim, warm_up_kimg=kimg), [reason]
 
 

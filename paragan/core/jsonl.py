@@ -71,9 +71,9 @@ class JsonlFile:
         if not self.path.exists():
             return
         with _locked(self.path):
-            kept = b"".join(line for line, row in _iter_rows(self.path) if predicate(row))
-            if kept != self.path.read_bytes():
-                atomic_write_bytes(self.path, kept)
+            remaining = b"".join(line for line, row in _iter_rows(self.path) if predicate(row))
+            if remaining != self.path.read_bytes():
+                atomic_write_bytes(self.path, remaining)
 
 
 def read_jsonl(path: Path) -> list[Row]:

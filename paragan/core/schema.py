@@ -393,9 +393,9 @@ def _locate_field(cls: Any, loc: tuple[Any, ...]) -> tuple[str, Any, str]:
         section = cls or section
         hint = typing.get_type_hints(cls).get(part) if dataclasses.is_dataclass(cls) else None
         choices = _union_members(hint)
-        chosen = next((c for c in choices if len(choices) > 1 and rest and rest[0] in _names_of(c)), None)
-        if chosen:
-            cls = chosen
+        preset_cls = next((c for c in choices if len(choices) > 1 and rest and rest[0] in _names_of(c)), None)
+        if preset_cls:
+            cls = preset_cls
             rest.pop(0)
         else:
             cls = choices[0] if choices else None

@@ -161,8 +161,8 @@ class _SourceNetwork:
 def _check_unknown_names(
     path: Path, library: SourceLibrary, is_discriminator: bool, translated: Mapping[str, str], unknown: Sequence[str]
 ) -> None:
-    ours = set(translated.values())
-    if is_discriminator and any(".norm1." in name for name in ours):
+    target_names = set(translated.values())
+    if is_discriminator and any(".norm1." in name for name in target_names):
         raise UsageError(f"{path}: batch norm in the discriminator is not supported. Import the generator alone")
     if not unknown:
         return
@@ -305,11 +305,11 @@ def _load_weights(net: nn.Module, source: _SourceNetwork, eps_offset: float, net
     for path, module in net.named_modules():
         prefix = path.replace(".block.", ".").replace(".attention", "")
         state |= {f"{path}.{name}": value for name, value in _module_state(prefix, module, source, eps_offset).items()}
-    own_state = net.state_dict()
+    net_state = net.state_dict()
     for name, value in state.items():
-        if value.shape != own_state[name].shape:
+        if value.shape != net_state[name].shape:
             raise UsageError(
-                f"{source.path}: {nets.name} at {spec.resolution} px has {list(own_state[name].shape)} in {name}, the "
+                f"{source.path}: {nets.name} at {spec.resolution} px has {list(net_state[name].shape)} in {name}, the "
                 f"file {list(value.shape)}: widths that our network cannot have ({to_dict(nets)})"
             )
     source.check_all_used()

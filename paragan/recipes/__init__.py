@@ -62,35 +62,35 @@ def build_run(
 def _apply_policy(
     base: dict[str, Any], overrides: Sequence[tuple[str, str]], policy_name: str
 ) -> tuple[Run, list[str]]:
-    wanted = apply_overrides(base, overrides)
+    settings = apply_overrides(base, overrides)
     if policy_name == "none":
-        return from_dict(Run, wanted), []
-    fit = from_dict(Run, {name: value for name, value in wanted.items() if name not in ("g", "d", "d_steps", "nets")})
-    nets = _tag_of(wanted.get("nets", fit.nets.name))
-    chosen = get_policy(policy_name, fit.batch, fit.g_batch, nets)
-    given = {"g": to_dict(chosen.g), "d": to_dict(chosen.d), "d_steps": chosen.d_steps}
+        return from_dict(Run, settings), []
+    fit = from_dict(Run, {name: value for name, value in settings.items() if name not in ("g", "d", "d_steps", "nets")})
+    nets = _tag_of(settings.get("nets", fit.nets.name))
+    policy = get_policy(policy_name, fit.batch, fit.g_batch, nets)
+    policy_fields = {"g": to_dict(policy.g), "d": to_dict(policy.d), "d_steps": policy.d_steps}
     by_name = [(name, text) for name, text in overrides if name in ("nets", "nets.name")]  # then what is said of them
-    others = by_name and chosen.settings.get("nets", nets) != nets  # than those the policy is about
-    also = {name: value for name, value in chosen.settings.items() if not (others and name.startswith("nets"))}
+    others = by_name and policy.settings.get("nets", nets) != nets  # than those the policy is about
+    also = {name: value for name, value in policy.settings.items() if not (others and name.startswith("nets"))}
     rest = [setting for setting in overrides if setting not in by_name]
-    run = from_dict(Run, apply_overrides(base | given, [*by_name, *to_cli_args(also), *rest]))
+    run = from_dict(Run, apply_overrides(base | policy_fields, [*by_name, *to_cli_args(also), *rest]))
     for name, side in (("g", run.g), ("d", run.d)):
         if run.strategy.requires_sgd and side.optimizer.name != "sgd":
             raise UsageError(
                 f"--policy {policy_name}: gives {name.upper()} {side.optimizer.name}, and --strategy.paper_update=true "
                 f"moves by gradient descent. Leave --policy out, or set --{name}.optimizer=sgd"
             )
-    own = [name for name, _, _ in diff(given, {name: to_dict(run)[name] for name in given})]
-    own += [name for name, value in also.items() if _tag_of(_nested_value(to_dict(run), name)) != value]
-    own += ["nets"] if others else []
+    user_fields = [name for name, _, _ in diff(policy_fields, {name: to_dict(run)[name] for name in policy_fields})]
+    user_fields += [name for name, value in also.items() if _tag_of(_nested_value(to_dict(run), name)) != value]
+    user_fields += ["nets"] if others else []
     steps = f"{run.d_steps} D steps for one of G" if run.d_steps > 1 else "one D step for one of G"
     lines = [
         f"G {describe_optim(run.g)}",
         f"D {describe_optim(run.d)}",
         f"{steps}: {run.total_rounds:,} steps of G in {run.kimg:g} kimg",
         *([f"also sets {to_cli_line(also)}"] if also else []),
-        *([f"set by hand: {', '.join(own)}"] if own else []),
-        *chosen.reasons,
+        *([f"set by hand: {', '.join(user_fields)}"] if user_fields else []),
+        *policy.reasons,
     ]
     return run, [f"policy {policy_name}: {line}" for line in lines]
 

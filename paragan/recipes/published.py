@@ -77,24 +77,26 @@ def make_nets(family: str, resolution: int) -> Nets:
 def published_run(family: str, data: str) -> Run:
     """One family on one set."""
     resolution, which = DATASETS[data]
-    how = HYPERPARAMETERS[family][which]
+    hyperparameters = HYPERPARAMETERS[family][which]
     averaged = family in ("biggan", "contragan")
-    lanes = max(4, how.batch // 32)
+    lanes = max(4, hyperparameters.batch // 32)
     return Run(
         recipe=f"{family}-{data}",
         data=DataOptions(resolution=resolution, channels=3, mirror=True),
         nets=make_nets(family, resolution),
         objective=Adversarial(contrastive=1.0 if family == "contragan" else 0.0),
-        g=how.make_player_optim(how.g_lr),
-        d=how.make_player_optim(how.d_lr),
-        d_steps=how.d_steps,
-        ema=EMAConfig(half_life_kimg=ema_half_life_kimg(how) if averaged else ema_half_life_kimg(how) / 10),
-        batch=how.batch,
+        g=hyperparameters.make_player_optim(hyperparameters.g_lr),
+        d=hyperparameters.make_player_optim(hyperparameters.d_lr),
+        d_steps=hyperparameters.d_steps,
+        ema=EMAConfig(
+            half_life_kimg=ema_half_life_kimg(hyperparameters) if averaged else ema_half_life_kimg(hyperparameters) / 10
+        ),
+        batch=hyperparameters.batch,
         lanes=lanes,
-        kimg=how.kimg,
+        kimg=hyperparameters.kimg,
         evaluation=make_evaluation(resolution),
         device=DeviceOptions(lanes_per_pass=8 if lanes > 8 else 0),
-        output=make_output(how.kimg),
+        output=make_output(hyperparameters.kimg),
     )
 
 
@@ -176,7 +178,7 @@ def _with_docstring(make: Callable[[], Run], about: str) -> Callable[[], Run]:
 
 def published_recipes() -> dict[str, Callable[[], Run]]:
     """By name."""
-    found: dict[str, Callable[[], Run]] = {}
+    recipes: dict[str, Callable[[], Run]] = {}
     for family, title in FAMILY_TITLES.items():
         for data, about in DATASET_TITLES.items():
             make = (
@@ -184,8 +186,10 @@ def published_recipes() -> dict[str, Callable[[], Run]]:
                 if family == "r3gan"
                 else functools.partial(published_run, family, data)
             )
-            found[f"{family}-{data}"] = _with_docstring(make, f"{title} on {about}")
+            recipes[f"{family}-{data}"] = _with_docstring(make, f"{title} on {about}")
     for resolution in (256, 512, 1024):
         about = f"BigGAN on ImageNet at {resolution} px"
-        found[f"biggan-imagenet{resolution}"] = _with_docstring(functools.partial(large_biggan_run, resolution), about)
-    return found
+        recipes[f"biggan-imagenet{resolution}"] = _with_docstring(
+            functools.partial(large_biggan_run, resolution), about
+        )
+    return recipes

@@ -133,10 +133,10 @@ class RunFollower:
 
     def _update_best(self, model_dir: Path, scores: list[Score], kimg: float) -> None:
         """Keep a model if it is the best so far."""
-        chosen = next((score for score in scores if score.name == self.best_metric), None)
-        if chosen and best_model.is_better(chosen, best_model.read_best(self.folder)):
+        best_score = next((score for score in scores if score.name == self.best_metric), None)
+        if best_score and best_model.is_better(best_score, best_model.read_best(self.folder)):
             best_model.copy_model(model_dir, best_model.create_staging_folder(self.folder))
-            best_model.publish(self.folder, chosen, kimg)
+            best_model.publish(self.folder, best_score, kimg)
 
     def _report_skipped(self, previous_kimg: float, current_kimg: float) -> None:
         """Print how many models were replaced before they were scored."""

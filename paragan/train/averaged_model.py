@@ -51,8 +51,8 @@ def averaged_networks(session: Session) -> Iterator[None]:
             tensor.copy_(mean)
         yield
     finally:
-        for tensor, own, _ in replaced:
-            tensor.copy_(own)
+        for tensor, original, _ in replaced:
+            tensor.copy_(original)
 
 
 def count_ranks(group: Group, is_included: bool) -> float:

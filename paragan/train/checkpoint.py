@@ -85,12 +85,12 @@ def player_exchange_state(player: Player) -> StateDict:
 def untrained_tensors(player: Player) -> StateDict:
     """Return the tensors of a network that are not trained, each once: saved buffers (running statistics, vectors of
     spectral norm) and frozen parameters."""
-    seen_ids = {id(parameter) for parameter in player.flat.parameters}
+    visited_ids = {id(parameter) for parameter in player.flat.parameters}
     tensors: StateDict = {}
     for name, value in player.net.state_dict(keep_vars=True).items():
-        if id(value) not in seen_ids:
+        if id(value) not in visited_ids:
             tensors[name] = value.detach()
-            seen_ids.add(id(value))
+            visited_ids.add(id(value))
     return tensors
 
 
@@ -375,8 +375,8 @@ def read_checkpoint(path: Path, rank: int, ranks: int) -> CheckpointView:
             raise ValueError("the clock is negative")
     except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
         raise CorruptCheckpoint(f"checkpoint.json: {error!r}") from error
-    own = states.get(_rank_filename(rank), {}) if ranks == metadata["ranks"] else {}
-    return CheckpointView(path, step, images, seconds, metadata, merge_ranks(states.values()) | own)
+    local_state = states.get(_rank_filename(rank), {}) if ranks == metadata["ranks"] else {}
+    return CheckpointView(path, step, images, seconds, metadata, merge_ranks(states.values()) | local_state)
 
 
 def read_newest(paths: Iterable[Path], rank: int, ranks: int) -> tuple[CheckpointView | None, list[tuple[Path, str]]]:

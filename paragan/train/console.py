@@ -57,25 +57,25 @@ class RunConsole:
 
     def show_stats(self, row: dict[str, float]) -> None:
         """Show a line of stats."""
-        shown = format_stats(row)
+        text = format_stats(row)
         if self.suffix:
-            shown += f"  {self.suffix}"
+            text += f"  {self.suffix}"
         if self._bar:
-            self._bar.update(self._task, completed=row["Progress/kimg"], shown=shown)
+            self._bar.update(self._task, completed=row["Progress/kimg"], shown=text)
         elif time.monotonic() - self._last_print_s >= PLAIN_INTERVAL_S:
             self._last_print_s = time.monotonic()
             remaining_s = (self._total_kimg - row["Progress/kimg"]) * row["Timing/sec_per_kimg"]
             remaining = format_duration(min(self.max_remaining_s, remaining_s))
-            self.print(f"{row['Progress/kimg']:.1f}/{self._total_kimg:g} kimg  {shown}  {remaining} left")
+            self.print(f"{row['Progress/kimg']:.1f}/{self._total_kimg:g} kimg  {text}  {remaining} left")
 
     def show_scoring_progress(self, num_scored: int, total: int) -> None:
         """Show how many images have been scored."""
-        shown = f"scored {num_scored:,} of {total:,}"
+        text = f"scored {num_scored:,} of {total:,}"
         if self._bar:
-            self._bar.update(self._task, shown=shown)
+            self._bar.update(self._task, shown=text)
         elif num_scored and time.monotonic() - self._last_print_s >= PLAIN_INTERVAL_S:
             self._last_print_s = time.monotonic()
-            self.print(shown)
+            self.print(text)
 
     def stop(self) -> None:
         """Stop showing progress."""

@@ -349,10 +349,10 @@ def previous_auto_run(request: RunDirRequest, run: Run) -> Run | None:
             started = from_dict(Run, previous)
             if not started.auto_choice.ranks:
                 continue
-            chosen = replace(run, strategy=started.strategy, auto_choice=started.auto_choice, reasons=started.reasons)
-            chosen = fill_strategy_defaults(chosen)
-            if not config_changes(previous, chosen) and (request.run_dir or _is_unfinished(run_dir, chosen)):
-                return chosen
+            resumed = replace(run, strategy=started.strategy, auto_choice=started.auto_choice, reasons=started.reasons)
+            resumed = fill_strategy_defaults(resumed)
+            if not config_changes(previous, resumed) and (request.run_dir or _is_unfinished(run_dir, resumed)):
+                return resumed
     return None
 
 

@@ -122,11 +122,11 @@ def _check_shapes(game: Game, fakes: Batch, conditioning: str) -> None:
     if isinstance(game.objective, UserObjective):
         return  # what its D returns is between the two
     with torch.no_grad():
-        verdict = run_discriminator(game.d.net, images, fakes.labels)
-    logits = verdict.logits
+        d_output = run_discriminator(game.d.net, images, fakes.labels)
+    logits = d_output.logits
     if not isinstance(logits, Tensor) or list(logits.shape) != [count]:
         raise UsageError(f"discriminator: returned {_describe_shape(logits)} for {count} images. Return [{count}]")
-    require_outputs(conditioning, verdict, fakes.labels)
+    require_outputs(conditioning, d_output, fakes.labels)
 
 
 def _describe_shape(value: Any) -> str:
@@ -184,10 +184,10 @@ def _parameter_addresses(player: Player) -> dict[str, int]:
 def _check_storage(player: Player, before: dict[str, int]) -> None:
     """Check that a pass leaves parameters in the memory where the trainer put them: it trains that memory only."""
     after = _parameter_addresses(player)
-    moved = [name for name in after if name in before and after[name] != before[name]]
+    reallocated = [name for name in after if name in before and after[name] != before[name]]
     created = [name for name in after if name not in before]
     removed = [name for name in before if name not in after]
-    for names, event in ((moved, "gets other memory"), (created, "is created"), (removed, "is removed")):
+    for names, event in ((reallocated, "gets other memory"), (created, "is created"), (removed, "is removed")):
         if names:
             raise UsageError(
                 f"{names[0]} of {player.name}: {event} in a forward pass, so it would not be trained. Create "
@@ -240,17 +240,17 @@ def _check_lane_coupling(game: Game, micro_batch: Batch) -> None:
     """Check that a lane's outputs do not depend on the lanes that share its pass."""
     with _without_dropout(game):
         merged = _named_module_outputs(game, micro_batch)
-        again = _named_module_outputs(game, micro_batch)
-        if not _all_equal([t for _, t in merged], [t for _, t in again]):
+        repeated = _named_module_outputs(game, micro_batch)
+        if not _all_equal([t for _, t in merged], [t for _, t in repeated]):
             return  # passes differ by themselves, so nothing can be compared
         lanes = [_named_module_outputs(game, lane) for lane in _split_lanes(micro_batch)]
     if any(len(outputs) != len(merged) for outputs in lanes):
         return
-    for (name, together), *by_lane in zip(merged, *lanes):
-        alone = [t for _, t in by_lane]
-        if together.shape[1:] != alone[0].shape[1:] or len(together) != sum(map(len, alone)):
+    for (name, merged_output), *by_lane in zip(merged, *lanes):
+        lane_outputs = [t for _, t in by_lane]
+        if merged_output.shape[1:] != lane_outputs[0].shape[1:] or len(merged_output) != sum(map(len, lane_outputs)):
             continue  # not one row an image
-        if _differs(together, torch.cat(alone)):
+        if _differs(merged_output, torch.cat(lane_outputs)):
             raise UsageError(
                 f"{name}: couples the images of a pass in a way that lanes cannot see. "
                 "Use --device.lanes_per_pass=1 (lane by lane)"

@@ -30,19 +30,19 @@ def test_two_ranks_send_what_was_predicted(tmp_path, processes):
     settings = ("--params=100k", "--rounds=2", "--compute-ms=5", f"--json={file}")
     for rank in processes.start_ranks(2, "bench", "strategies", strategies, *settings):
         assert rank.wait() == 0, rank.err
-    found = rows(file)
-    assert [(row["strategy"], row["wire"]) for row in found] == [
+    results = rows(file)
+    assert [(row["strategy"], row["wire"]) for row in results] == [
         ("sync", "exact"),
         ("sync", "int4"),
         ("quantized", "int8"),
         ("CPOAdam-GQ", "sign"),
     ]
-    for row in found:
+    for row in results:
         assert row.keys() >= KEYS
         assert row["sent_bytes"] == row["predicted_bytes"] > 0
         assert row["step_ms"] >= 5
         assert 0 <= row["overlap"] <= 1
-    assert found[1]["sent_bytes"] < found[0]["sent_bytes"] / 7
+    assert results[1]["sent_bytes"] < results[0]["sent_bytes"] / 7
 
 
 def test_fields_of_a_strategy_and_what_the_busiest_rank_sends(tmp_path, processes):
@@ -53,14 +53,14 @@ def test_fields_of_a_strategy_and_what_the_busiest_rank_sends(tmp_path, processe
         2, "bench", "strategies", strategies, "--params=100k", "--rounds=2", f"--json={file}"
     ):
         assert rank.wait() == 0, rank.err
-    found = rows(file)
-    assert [row["strategy"] for row in found][1] == delayed
-    for row, numbers in zip(found, (4, 1, 1)):
+    results = rows(file)
+    assert [row["strategy"] for row in results][1] == delayed
+    for row, numbers in zip(results, (4, 1, 1)):
         assert abs(row["sent_bytes"] - row["predicted_bytes"]) <= 1  # a fourth of a byte is no byte
         assert 0 <= row["sent_bytes"] / (50_000 * numbers) - 1 < 0.05
 
 
-def test_one_rank_sends_nothing_and_the_recipe_sets_the_size(tmp_path):
+def test_one_rank_sends_zero_bytes_and_the_recipe_sets_the_size(tmp_path):
     assert run_cli("bench", "strategies", "--recipe=digits", "--rounds=1", "--json", tmp_path / "a.json").status == 0
     (sync, quantized) = rows(tmp_path / "a.json")
     assert sync["sent_bytes"] == quantized["sent_bytes"] == 0
@@ -68,7 +68,7 @@ def test_one_rank_sends_nothing_and_the_recipe_sets_the_size(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("argument", "said"),
+    ("argument", "message"),
     [
         ("--strategies=sink", "there is no sink; did you mean sync?"),
         ("--strategies=sync+int5", "did you mean int"),
@@ -78,8 +78,8 @@ def test_one_rank_sends_nothing_and_the_recipe_sets_the_size(tmp_path):
         ("--compute-share=2", "from 0 to 1"),
     ],
 )
-def test_invalid_benchmarks_are_refused(argument, said):
-    assert said in usage_error("bench", "strategies", argument)
+def test_invalid_benchmarks_raise(argument, message):
+    assert message in usage_error("bench", "strategies", argument)
 
 
 def test_ranks_of_one_host_have_one_link(tmp_path, processes):
@@ -91,7 +91,7 @@ def test_ranks_of_one_host_have_one_link(tmp_path, processes):
     assert 0 < links.intra_host.latency < 0.1
 
 
-def test_links_that_cannot_be_measured_are_refused():
+def test_invalid_link_arguments_raise_usage_errors():
     assert "one rank has no links" in usage_error("bench", "links")
     assert "--ranks 0: it must be 1 or more" in usage_error("bench", "links", "--ranks=0")
     assert "the folder does not exist" in usage_error("bench", "links", "--ranks=2", "--out=/proc/nope/links.yaml")
@@ -118,8 +118,8 @@ def can_build():
     if os.geteuid() or not all(map(shutil.which, ("ip", "tc", "unshare"))) or not Path("/dev/net/tun").exists():
         return False
     command = ["unshare", "--net", "ip", "link", "add", "name", "v0", "type", "veth", "peer", "name", "v1"]
-    there = subprocess.run(command, capture_output=True)
-    return there.returncode == 0 and os.access("/run", os.W_OK)
+    namespaces = subprocess.run(command, capture_output=True)
+    return namespaces.returncode == 0 and os.access("/run", os.W_OK)
 
 
 in_the_lab = pytest.mark.skipif(not can_build(), reason="network namespaces need root, iproute2 and /dev/net/tun")
@@ -159,8 +159,8 @@ def test_an_emulated_link_has_its_rate_and_is_removed_after_use(tmp_path, latenc
         f"--json={tmp_path}/l",
     ]
     lab = subprocess.Popen([*command, "--", sys.executable, "-c", SCRIPT], stdout=subprocess.PIPE, text=True)
-    said, _ = lab.communicate(timeout=90)
-    assert lab.returncode == 0, said
+    output, _ = lab.communicate(timeout=90)
+    assert lab.returncode == 0, output
     words = (tmp_path / "host0.log").read_text().split()
     assert words[:3] == ["interface", "eth0", "seconds"]
     assert words[4] == "2000000"
@@ -203,8 +203,8 @@ def test_what_a_killed_laboratory_left_the_next_one_removes(tmp_path):
     killed.stdout.close()
 
     def left():
-        there = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True).stdout
-        return [line for line in there.splitlines() if f"paragan-lab{killed.pid}-" in line]
+        namespaces = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True).stdout
+        return [line for line in namespaces.splitlines() if f"paragan-lab{killed.pid}-" in line]
 
     assert left()
     assert subprocess.run([*command, "true"], capture_output=True, timeout=90).returncode == 0
@@ -213,7 +213,7 @@ def test_what_a_killed_laboratory_left_the_next_one_removes(tmp_path):
 
 @in_the_lab
 @pytest.mark.parametrize(
-    ("argument", "said"),
+    ("argument", "message"),
     [
         ("--rates=abc", "abc is not a rate of 8kbit or more"),
         ("--rate=1bit", "1bit is not a rate"),
@@ -222,21 +222,21 @@ def test_what_a_killed_laboratory_left_the_next_one_removes(tmp_path):
         ("--logs=/proc/nope", "cannot be created"),
     ],
 )
-def test_what_the_laboratory_refuses(argument, said):
+def test_what_the_laboratory_refuses(argument, message):
     done = subprocess.run(
         [sys.executable, LAB, "--hosts=2", argument, "--", "true"], capture_output=True, text=True, timeout=30
     )
     assert done.returncode == 2
-    assert said in done.stderr.splitlines()[-1]
+    assert message in done.stderr.splitlines()[-1]
 
 
 def test_data_throughput(tmp_path):
     file = tmp_path / "speed.json"
     ended = run_cli("bench", "data", "--data=digits", "--seconds=1", "--batch=32", f"--json={file}")
     assert ended.status == 0, ended
-    found = rows(file)
-    assert found["images_per_s"] > 0
-    assert found["decode_images_per_s"] > 0
+    results = rows(file)
+    assert results["images_per_s"] > 0
+    assert results["decode_images_per_s"] > 0
     assert "of the" in ended.out
     assert "images/s" in ended.out
 

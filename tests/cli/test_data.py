@@ -74,8 +74,8 @@ BAD = {  # command line: what its one line must say
 
 @pytest.mark.parametrize("line", BAD)
 def test_bad_input_is_one_line_and_writes_no_file(line, tmp_path):
-    said = usage_error(*line.split())
-    assert all(words in said for words in BAD[line]), said
+    message = usage_error(*line.split())
+    assert all(words in message for words in BAD[line]), message
     assert not list(tmp_path.iterdir())
 
 
@@ -84,38 +84,41 @@ def test_every_help_teaches_by_examples(command, capsys):
     with pytest.raises(SystemExit) as ended:
         main(["data", *command.split(), "--help"])
     assert ended.value.code == 0
-    said = capsys.readouterr().out
-    assert "examples:" in said
-    assert not [line for line in said.splitlines() if line != line.rstrip()]
-    usage = said.partition("\n\n")[0]
-    assert all(name in usage for name in ("PATH", "FROM") if command and f"\n{name} is whatever" in said)
+    output = capsys.readouterr().out
+    assert "examples:" in output
+    assert not [line for line in output.splitlines() if line != line.rstrip()]
+    usage = output.partition("\n\n")[0]
+    assert all(name in usage for name in ("PATH", "FROM") if command and f"\n{name} is whatever" in output)
 
 
 def test_inspect_describes_the_data():
-    said = run_cli("data", "inspect", "digits")
-    assert said.status == 0
+    output = run_cli("data", "inspect", "digits")
+    assert output.status == 0
     for words in ("1,797", "all 8 x 8", "10 classes: 0 (178)", "grey 1,797", "8 x 8, grey; 115 kB, cached in memory"):
-        assert words in said.out
-    assert said.err == ""
+        assert words in output.out
+    assert output.err == ""
 
 
-def test_inspect_with_bad_images_succeeds_and_reports_them():
+def test_inspect_reports_bad_images_with_status_0():
     (photos() / "ant" / "bad.png").write_bytes(b"no image")
     ended = run_cli("data", "inspect", "photos", "--json=found.json", "--sheet=sheet.png")
     assert ended.status == 0
     assert "1 of 7 cannot be decoded" in ended.out
     assert "photos/ant/bad.png: not a PNG" in ended.out
-    found = json.loads(Path("found.json").read_text())
-    assert [Path(one["name"]).name for one in found["bad"]] == ["bad.png"]
+    report = json.loads(Path("found.json").read_text())
+    assert [Path(one["name"]).name for one in report["bad"]] == ["bad.png"]
     with Image.open("sheet.png") as sheet:
         assert sheet.size == (3 * 64 + 4, 2 * 64 + 2)  # with gutters of 2
     assert "none of the 1 images" in usage_error("data", "inspect", _only_bad())
 
 
 @pytest.mark.parametrize("oddity", ["stray", "empty"])
-def test_inspect_describes_what_training_would_refuse(oddity, tmp_path):
+def test_inspect_describes_invalid_layouts(oddity, tmp_path):
     folder = photos()
-    said = {"stray": "photos holds images (1) and folders (2) side by side", "empty": "photos/cat: this class has no"}
+    messages = {
+        "stray": "photos holds images (1) and folders (2) side by side",
+        "empty": "photos/cat: this class has no",
+    }
     if oddity == "stray":
         Image.fromarray(RNG.integers(0, 256, (8, 8, 3), np.uint8)).save(folder / "stray.png")
     else:
@@ -123,10 +126,10 @@ def test_inspect_describes_what_training_would_refuse(oddity, tmp_path):
     ended = run_cli("data", "inspect", "photos", "--json=found.json", "--sheet=sheet.png")
     assert ended.status == 2
     assert {"stray": "3 classes: ant (3), bee (3), (no class) (1)", "empty": "cat (0)"}[oddity] in ended.out
-    assert f"training would not accept it: data: {said[oddity]}" in ended.err
+    assert f"training would not accept it: data: {messages[oddity]}" in ended.err
     assert json.loads(Path("found.json").read_text())["images"] == 6 + (oddity == "stray")
     assert Path("sheet.png").exists()
-    assert said[oddity] in usage_error("data", "convert", "photos", "a.zip")
+    assert messages[oddity] in usage_error("data", "convert", "photos", "a.zip")
 
 
 def test_statistics_are_no_images():
@@ -142,7 +145,7 @@ def _only_bad() -> str:
 
 
 @pytest.mark.parametrize("out", ["a.npz", "a.zip", "a", "a.tars"])
-def test_a_full_disk_is_one_line_and_leaves_nothing(out, tmp_path):
+def test_a_full_disk_is_one_line_and_leaves_no_files(out, tmp_path):
     """A limit on the size of files stands for it."""
     code = f"""import resource, sys
 resource.setrlimit(resource.RLIMIT_FSIZE, ({100 if out == "a" else 100_000},) * 2)
@@ -155,7 +158,7 @@ sys.exit(main(["data", "convert", "digits", "{out}", "--resolution=64", *{["--to
     assert not list(tmp_path.iterdir())
 
 
-def test_convert_says_what_it_wrote_and_never_overwrites():
+def test_convert_reports_its_output_and_never_overwrites():
     photos(side=16)
     ended = run_cli("data", "convert", "photos", "a.npz", "--resolution=8")
     assert (ended.status, ended.out) == (0, "6 images in a.npz, each 8 x 8, RGB\n")
@@ -177,7 +180,7 @@ def test_shards_come_with_their_index_and_can_be_trained_on(channels):
     assert Path("shards/paragan-index.npz").exists()
 
 
-def test_bad_images_are_refused_or_skipped():
+def test_bad_images_raise_or_are_skipped():
     (photos() / "ant" / "bad.png").write_bytes(b"no image")
     assert "--skip-bad" in usage_error("data", "convert", "photos", "a.zip")
     assert sorted(path.name for path in Path().iterdir()) == ["photos"]
@@ -191,12 +194,12 @@ def test_stats_are_the_moments_of_the_pixels(channels):
     photos(count=20, channels=channels)
     assert run_cli("data", "stats", "photos", "--out=s.npz").status == 0
     x = load_data("photos", resolution=None).images[:].transpose(0, 3, 1, 2).reshape(40, -1) / 255.0
-    with np.load("s.npz") as found:
-        assert np.allclose(found["mu"], x.mean(0), atol=1e-6)
-        assert np.allclose(found["sigma"], np.cov(x, rowvar=False), atol=1e-6)
-        assert found["mu"].dtype == found["sigma"].dtype == np.float64
-        assert (int(found["count"]), str(found["space"]), str(found["resizer"])) == (40, "pixels", "none")
-        assert len(str(found["space_hash"])) == 16
+    with np.load("s.npz") as saved:
+        assert np.allclose(saved["mu"], x.mean(0), atol=1e-6)
+        assert np.allclose(saved["sigma"], np.cov(x, rowvar=False), atol=1e-6)
+        assert saved["mu"].dtype == saved["sigma"].dtype == np.float64
+        assert (int(saved["count"]), str(saved["space"]), str(saved["resizer"])) == (40, "pixels", "none")
+        assert len(str(saved["space_hash"])) == 16
 
 
 def test_stats_are_those_that_scores_compare_with():
@@ -208,15 +211,15 @@ def test_stats_are_those_that_scores_compare_with():
     assert "64" in run_cli("data", "stats", "digits", "--out=s.npz", "--count=500").out
     reals = load_data("digits", resolution=None).images[np.linspace(0, 1796, 500).astype(int)]
     space = pixels(8, 1)
-    wanted = compute_feature_stats(reals, space=space, metrics=["fd"]).get(GaussianAcc())
-    with np.load("s.npz") as found:
-        stored = Gaussian(int(found["count"]), torch.from_numpy(found["mu"]), torch.from_numpy(found["sigma"]))
-        assert str(found["space_hash"]) == space.hash
-    assert frechet_distance(stored, wanted).value < 1e-5
+    expected = compute_feature_stats(reals, space=space, metrics=["fd"]).get(GaussianAcc())
+    with np.load("s.npz") as saved:
+        stored = Gaussian(int(saved["count"]), torch.from_numpy(saved["mu"]), torch.from_numpy(saved["sigma"]))
+        assert str(saved["space_hash"]) == space.hash
+    assert frechet_distance(stored, expected).value < 1e-5
 
 
 @pytest.mark.kill
-def test_a_killed_conversion_leaves_nothing_of_its_name(tmp_path):
+def test_a_killed_conversion_leaves_no_output(tmp_path):
     photos(count=150)
     command = [sys.executable, "-m", "paragan", "data", "convert", "photos", "out.zip", "--resolution=1024"]
     with subprocess.Popen(command, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}) as process:

@@ -43,14 +43,14 @@ def test_a_footprint_is_what_is_alive_at_one_time():
     del a, b, d
 
 
-def test_nothing_is_computed():
+def test_dry_run_computes_no_values():
     def play():
         big = torch.zeros(1 << 20, 1 << 20)
         return big @ big
 
-    found = estimate(play)
-    assert found.peak_bytes == 2 * 4 << 40
-    assert found.flops == 2.0 * (1 << 60)
+    estimated = estimate(play)
+    assert estimated.peak_bytes == 2 * 4 << 40
+    assert estimated.flops == 2.0 * (1 << 60)
 
 
 @pytest.mark.parametrize("groups", [1, 2, 8])
@@ -68,11 +68,11 @@ def test_a_gradient_of_a_convolution_takes_twice_its_operations_whatever_its_gro
 @pytest.mark.parametrize("settings", VARIANTS.values(), ids=VARIANTS)
 def test_memory_and_operations_are_those_of_a_round_that_is_played(settings):
     run = resolve(tiny_run.make_run("nets.width=16", "nets.batch_norm=true", *settings), tiny_run.make_dataset())
-    found = estimate(lambda: play_one_round(run, blank_dataset(tiny_run.make_dataset())))
+    estimated = estimate(lambda: play_one_round(run, blank_dataset(tiny_run.make_dataset())))
     with ResourceCounterMode() as counted:
-        kept = play_one_round(run, blank_dataset(tiny_run.make_dataset()))
-    assert kept.clock.step == 1
-    assert found.peak_bytes == pytest.approx(counted.peak_bytes, rel=0.02)
+        session = play_one_round(run, blank_dataset(tiny_run.make_dataset()))
+    assert session.clock.step == 1
+    assert estimated.peak_bytes == pytest.approx(counted.peak_bytes, rel=0.02)
     if settings == ():
         s = build_session(
             run,
@@ -82,7 +82,7 @@ def test_memory_and_operations_are_those_of_a_round_that_is_played(settings):
         )
         play_round(s)
         counted = count_round_flops(*count_forward_flops(s.game), run.batch, 1)
-        assert found.flops == pytest.approx(counted, rel=0.05)
+        assert estimated.flops == pytest.approx(counted, rel=0.05)
 
 
 @pytest.mark.parametrize(("lanes", "merge"), [(8, 1), (11, 2), (16, 3), (16, 0)])

@@ -25,18 +25,18 @@ def profile(tmp_path):
     images = load_dataset(run.data)
     pair = build_networks(resolve(run, images), make_spec(run.data, images), CPU)
     g, d = (sum(p.numel() for p in net.parameters()) for net in (pair.g, pair.d))
-    found = fake_profiles.make_profile(noise=64, memory=((16, 10**8), (64, 3 * 10**8)))
+    unfitted = fake_profiles.make_profile(noise=64, memory=((16, 10**8), (64, 3 * 10**8)))
     path = tmp_path / "profile.yaml"
-    path.write_text(profile_to_yaml(dataclasses.replace(found, num_params=(g, d))))
+    path.write_text(profile_to_yaml(dataclasses.replace(unfitted, num_params=(g, d))))
     return f"--profile={path}"
 
 
 def test_a_plan(profile, tmp_path):
-    told = run_cli(
+    output = run_cli(
         "plan", "digits", "--hosts=4", LINE, "--kimg=100", "--price=2", profile, f"--json={tmp_path}/plan.json"
     )
-    assert told.status == 0, told.err
-    lines = told.out.splitlines()
+    assert output.status == 0, output.err
+    lines = output.out.splitlines()
     assert lines[0].startswith("digits, 4 ranks: 4 hosts, 200 Mbit/s, 10 ms")
     assert any(line.startswith("sync ") and "equivalent" in line for line in lines)
     assert any(line.startswith("note: --batch 128") for line in lines)
@@ -49,22 +49,22 @@ def test_a_plan(profile, tmp_path):
 
 
 def test_one_host_is_a_plain_command(profile):
-    told = run_cli("plan", "digits", "--ranks-per-host=2", "--strategies=sync,gossip", profile, "--seed=3")
-    assert told.status == 0, told.err
-    assert told.out.splitlines()[-1].startswith("run: paragan train digits")
-    assert "--ranks 2" in told.out
-    assert "--seed 3 " in told.out
+    output = run_cli("plan", "digits", "--ranks-per-host=2", "--strategies=sync,gossip", profile, "--seed=3")
+    assert output.status == 0, output.err
+    assert output.out.splitlines()[-1].startswith("run: paragan train digits")
+    assert "--ranks 2" in output.out
+    assert "--seed 3 " in output.out
 
 
 def test_the_batch_is_left_to_the_noise(profile):
-    told = run_cli("plan", "digits", "--hosts=4", LINE, "--batch=auto", "--strategies=sync", profile)
-    assert told.status == 0, told.err
-    assert len([line for line in told.out.splitlines() if line.startswith("sync ")]) == 5
+    output = run_cli("plan", "digits", "--hosts=4", LINE, "--batch=auto", "--strategies=sync", profile)
+    assert output.status == 0, output.err
+    assert len([line for line in output.out.splitlines() if line.startswith("sync ")]) == 5
 
 
 def test_the_command_trains_what_was_planned(profile, tmp_path):
-    told = run_cli("plan", "digits", "--hosts=4", LINE, "--strategies=sync", "--kimg=1234567.25", profile)
-    assert " --kimg 1234567.25 " in told.out
+    output = run_cli("plan", "digits", "--hosts=4", LINE, "--strategies=sync", "--kimg=1234567.25", profile)
+    assert " --kimg 1234567.25 " in output.out
     noisy = tmp_path / "noisy.yaml"
     known = read_profile(Path(profile.partition("=")[2]))
     noisy.write_text(profile_to_yaml(dataclasses.replace(known, noise_scale={"G": NoiseScale(1000.0, 500.0, 2000.0)})))
@@ -81,14 +81,14 @@ def test_the_command_trains_what_was_planned(profile, tmp_path):
 
 
 def test_many_workers_are_simulated(profile, tmp_path):
-    told = run_cli(
+    output = run_cli(
         *("plan", "digits", "--links=2000 hosts, 100/20 Mbit/s, 40 ms", "--large-scale", "--churn=0.01", profile),
         *("--strategies=gossip+int8,per-label", f"--json={tmp_path}/crowd.json"),
     )
-    assert told.status == 0, told.err
+    assert output.status == 0, output.err
     rows = json.loads((tmp_path / "crowd.json").read_text(), parse_constant=pytest.fail)["rows"]
     assert set(rows) == {"gossip+int8", "per-label"}
-    assert "unbounded" in told.out
+    assert "unbounded" in output.out
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_what_makes_no_sense_is_one_line(arguments, line, profile):
     assert line in usage_error("plan", "digits", profile, *arguments)
 
 
-def test_links_with_missing_pairs_are_refused(profile, tmp_path):
+def test_links_with_missing_pairs_raise(profile, tmp_path):
     (tmp_path / "links.yaml").write_text('hosts: 3\npairs: {0-1: "1 Gbit/s, 1 ms", 0-2: "1 Gbit/s, 1 ms"}\n')
     assert "pairs lacks 1-2" in usage_error("plan", "digits", profile, f"--links={tmp_path}/links.yaml")
 

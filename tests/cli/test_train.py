@@ -88,7 +88,7 @@ INVALID_LINES = {  # command line -> parts of its error
 
 
 @pytest.mark.parametrize("line", INVALID_LINES)
-def test_invalid_lines_give_one_line_and_no_files(line, tmp_path):
+def test_invalid_commands_print_one_line_and_write_no_files(line, tmp_path):
     error = usage_error(*line.split())
     assert all(part in error for part in INVALID_LINES[line]), error
     assert not list(tmp_path.iterdir())
@@ -259,11 +259,11 @@ def test_run_yaml_repeats_its_run_bit_for_bit(finished):
     assert Path("repeated/run.yaml").read_bytes() == (finished / "run.yaml").read_bytes()
 
 
-def test_another_seed_gives_another_run(finished):
+def test_another_seed_trains_another_model(finished):
     assert final_tensors(train_tiny(Path("run"), "--kimg=0.16", "--seed=1")) != final_tensors(finished)
 
 
-def test_a_run_folder_accepts_its_own_run_only(finished):
+def test_a_run_folder_accepts_only_the_same_run(finished):
     shutil.copytree(finished, "run")
     before = final_tensors(Path("run"))
     error = usage_error("train", *TINY_RUN_ARGS, "--run-dir=run", "--batch=32", "--lanes=4")
@@ -280,18 +280,18 @@ def test_samples_as_a_grid_an_archive_or_a_folder(finished):
         assert run_cli("sample", finished, "--count=12", "--labels=3,7", "--out", out).status == 0
     with Image.open("grid.png") as grid:
         assert grid.size == (4 * 64 + 3 * 2, 3 * 64 + 2 * 2)
-    with np.load("samples.npz") as made:
-        assert made["images"].shape == (12, 8, 8, 1)
-        assert made["images"].dtype == np.uint8
-        assert made["labels"].tolist() == [3, 7] * 6
+    with np.load("samples.npz") as samples:
+        assert samples["images"].shape == (12, 8, 8, 1)
+        assert samples["images"].dtype == np.uint8
+        assert samples["labels"].tolist() == [3, 7] * 6
     assert sorted(path.name for path in Path("folder").iterdir()) == ["3", "7"]
 
 
-def test_a_sample_depends_on_seed_and_index_alone(finished):
+def test_a_sample_depends_only_on_seed_and_index(finished):
     def images(*more: str) -> np.ndarray:
         assert run_cli("sample", finished, "--labels=3", "--out=samples.npz", *more).status == 0
-        with np.load("samples.npz") as made:
-            return made["images"]
+        with np.load("samples.npz") as samples:
+            return samples["images"]
 
     few, many, other = images("--count=5"), images("--count=300"), images("--count=5", "--seed=1")
     assert np.array_equal(few, many[:5])

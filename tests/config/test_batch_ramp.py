@@ -21,23 +21,23 @@ OF_A_RUN = ("--ramp=0.05:32,0.12:64", "--kimg=0.4")
 
 def played(run, rounds, start=None):
     session = tiny_run.make_session(run, checkpoint_dir=start)
-    seen = list[tuple[int, int]]()
+    progress = list[tuple[int, int]]()
     for _ in range(rounds):
         before = session.clock.images
         play_round(session)
-        seen.append((before, session.clock.images - before))
+        progress.append((before, session.clock.images - before))
         assert session.clock.last_round_images == session.clock.images - before
-    return session, seen
+    return session, progress
 
 
-def test_stages_begin_with_whole_rounds():
+def test_stages_begin_at_round_boundaries():
     run = tiny_run.make_run(RAMP, "d_steps=2", "kimg=1")
     assert run.stages == [(0, 16), (64, 32), (128, 64)]
     assert [run.current_round_images(at) for at in (0, 63, 64, 127, 128, 10**6)] == [32, 32, 64, 64, 128, 128]
 
 
 @pytest.mark.parametrize(("kimg", "images", "rounds"), [(0.05, 64, 4), (0.06, 64, 4), (0.1, 128, 6), (0.2, 256, 8)])
-def test_a_run_ends_with_a_whole_round(kimg, images, rounds):
+def test_a_run_ends_at_a_round_boundary(kimg, images, rounds):
     run = tiny_run.make_run(RAMP, f"kimg={kimg}")
     assert (run.total_images, run.total_rounds) == (images, rounds)
     session, _ = played(run, rounds)
@@ -45,20 +45,20 @@ def test_a_run_ends_with_a_whole_round(kimg, images, rounds):
     assert session.clock.is_done
 
 
-def test_without_a_ramp_nothing_changes():
+def test_without_a_ramp_the_batch_is_constant():
     run = tiny_run.make_run("kimg=0.1")
     assert (run.total_images, run.total_rounds, run.current_round_images(50)) == (112, 7, 16)
 
 
 def test_lanes_grow_and_no_image_is_left_out():
-    session, seen = played(tiny_run.make_run(RAMP, "data.mirror=true"), 9)
-    assert [moved for _, moved in seen] == [16] * 4 + [32] * 2 + [64] * 3
+    session, progress = played(tiny_run.make_run(RAMP, "data.mirror=true"), 9)
+    assert [round_images for _, round_images in progress] == [16] * 4 + [32] * 2 + [64] * 3
     lanes = session.lanes
-    (hand,) = lanes.micro_batches
-    assert len(hand.images) == 64
-    assert hand.rng.per_lane == 8
-    drawn = [int(i) for at, _ in seen for lane in range(8) for i in lanes.lane_indices(at, lane)]
-    assert sorted(drawn[:300]) == list(range(300))  # an epoch of 300 images
+    (micro_batch,) = lanes.micro_batches
+    assert len(micro_batch.images) == 64
+    assert micro_batch.rng.per_lane == 8
+    indices = [int(i) for at, _ in progress for lane in range(8) for i in lanes.lane_indices(at, lane)]
+    assert sorted(indices[:300]) == list(range(300))  # an epoch of 300 images
 
 
 def test_rates_follow_the_batch_by_their_rule():
@@ -78,9 +78,9 @@ def test_a_stage_is_what_a_run_of_its_batch_is():
     assert tiny_run.is_equal(tiny_run.session_state(ramp), tiny_run.session_state(plain))
     play_round(ramp)
     larger, _ = played(tiny_run.make_run("batch=32"), 0)
-    for mine, theirs in zip(larger.game.players, plain.game.players):
-        mine.net.load_state_dict(theirs.net.state_dict())
-        mine.optimizer.load_state_dict(theirs.optimizer.state_dict())
+    for mine, reference in zip(larger.game.players, plain.game.players):
+        mine.net.load_state_dict(reference.net.state_dict())
+        mine.optimizer.load_state_dict(reference.optimizer.state_dict())
     larger.game.g.ema.params.copy_(plain.game.g.ema.params)
     larger.clock.images, larger.clock.step, larger.lanes._next_position = 64, 4, 64
     play_round(larger)
@@ -101,11 +101,11 @@ def test_ranks_agree_with_one(pool):
 
 def test_a_run_goes_on_exactly_from_within_a_stage(tmp_path):
     run = tiny_run.make_run(RAMP)
-    whole, _ = played(run, 8)
+    reference, _ = played(run, 8)
     saved, _ = tiny_run.save_after(run, 5, tiny_run.World.solo(), tmp_path)
-    again, seen = played(run, 3, start=saved)
-    assert [moved for _, moved in seen] == [32, 64, 64]
-    assert tiny_run.is_equal(tiny_run.gather_owner_state(again), tiny_run.gather_owner_state(whole))
+    resumed, progress = played(run, 3, start=saved)
+    assert [round_images for _, round_images in progress] == [32, 64, 64]
+    assert tiny_run.is_equal(tiny_run.gather_owner_state(resumed), tiny_run.gather_owner_state(reference))
 
 
 def test_streamed_images_are_the_same(tmp_path):
@@ -135,7 +135,7 @@ def test_a_command_that_stopped_ends_where_it_would_have(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (("--ramp=100:31",), "31 does not divide into --lanes 2"),
         (("--ramp=100:32,50:64",), "times must increase"),
@@ -149,8 +149,8 @@ def test_a_command_that_stopped_ends_where_it_would_have(tmp_path):
         (("--ramp=100:24", "--g_batch=18"), "--g_batch 18 does not grow with 24"),
     ],
 )
-def test_runs_that_cannot_grow_are_refused(tmp_path, arguments, said):
-    assert said in usage_error(*train_args(tmp_path / "run", "--kimg=0.1", *arguments))
+def test_runs_that_cannot_grow_raise(tmp_path, arguments, message):
+    assert message in usage_error(*train_args(tmp_path / "run", "--kimg=0.1", *arguments))
 
 
 def test_the_cost_of_a_ramp_is_that_of_its_largest_batch():
@@ -166,17 +166,17 @@ def test_the_cost_of_a_ramp_is_that_of_its_largest_batch():
 
 
 def test_a_stage_beyond_the_end_is_reported_and_ignored(tmp_path):
-    told = run_cli(
+    output = run_cli(
         "train", "digits", "--batch=16", "--lanes=2", "--nets.width=4", "--ramp=0.1:1024", "--kimg=0.05", "-n"
     )
-    alone = run_cli("train", "digits", "--batch=16", "--lanes=2", "--nets.width=4", "--kimg=0.05", "-n")
-    assert told.status == 0, told.err
-    assert "# --ramp 0.112:1024 begins after the end, --kimg 0.05\n" in told.out
-    assert told.out.splitlines()[-3:] == alone.out.splitlines()[-3:]
+    without_ramp = run_cli("train", "digits", "--batch=16", "--lanes=2", "--nets.width=4", "--kimg=0.05", "-n")
+    assert output.status == 0, output.err
+    assert "# --ramp 0.112:1024 begins after the end, --kimg 0.05\n" in output.out
+    assert output.out.splitlines()[-3:] == without_ramp.out.splitlines()[-3:]
     ended = run_cli(*train_args(tmp_path / "run", "--ramp=0.1:32,0.4:64", "--kimg=0.2"))
     assert "--ramp 0.4:64 begins after the end, --kimg 0.2" in ended.out
 
 
-def test_a_ramp_is_refused_by_name_on_a_graph():
+def test_a_ramp_on_a_graph_raises_by_name():
     with pytest.raises(UsageError, match=r"device\.capture_passes"):
         validate(tiny_run.make_run(RAMP, "device.capture_passes=true"))

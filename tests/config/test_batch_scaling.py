@@ -31,8 +31,8 @@ def run(**fields):
     return dataclasses.replace(base, **fields)
 
 
-def test_every_network_has_a_rule_of_its_own():
-    found = scale_to_batch(
+def test_each_network_has_its_scaling_rule():
+    scaled = scale_to_batch(
         run(
             batch=256,
             g=PlayerOptim(Adam(lr=1e-3), lr_scaling="linear"),
@@ -40,8 +40,8 @@ def test_every_network_has_a_rule_of_its_own():
         ),
         64,
     )
-    assert (found.g.optimizer.lr, found.d.optimizer.lr) == (pytest.approx(4e-3), 4e-3)
-    assert (found.g.warm_up_kimg, found.d.warm_up_kimg) == (100 * 2 * 256 / 1000, 0)
+    assert (scaled.g.optimizer.lr, scaled.d.optimizer.lr) == (pytest.approx(4e-3), 4e-3)
+    assert (scaled.g.warm_up_kimg, scaled.d.warm_up_kimg) == (100 * 2 * 256 / 1000, 0)
     assert scale_to_batch(run(batch=256), 64).g.optimizer.lr == pytest.approx(2e-3)
     assert scale_to_batch(run(batch=16), 64).d.optimizer.lr == pytest.approx(2e-3)  # back as well
     assert scale_to_batch(run(batch=16), 64).d.warm_up_kimg == 0
@@ -65,20 +65,20 @@ def test_a_half_life_is_in_images_unless_it_is_a_few_rounds():
 def test_penalties_are_scaled_only_on_request():
     before = run(batch=256, objective=Adversarial(r1=8, r1_every=4))
     assert scale_to_batch(before, 64).objective == before.objective
-    found = scale_to_batch(before, 64, scale_penalties=True)
-    assert (found.objective.r1, found.objective.r1_every, found.objective.r2) == (2, 4, 0)
-    assert "Karras et al. 2020" in found.reasons[-1]
-    own = scale_to_batch(before, 64, scale_penalties=True, fixed_fields={"objective.r1"})
-    assert own.objective.r1 == 8
-    assert any("objective.r1 stays at 8" in line for line in own.reasons)
+    scaled = scale_to_batch(before, 64, scale_penalties=True)
+    assert (scaled.objective.r1, scaled.objective.r1_every, scaled.objective.r2) == (2, 4, 0)
+    assert "Karras et al. 2020" in scaled.reasons[-1]
+    fixed = scale_to_batch(before, 64, scale_penalties=True, fixed_fields={"objective.r1"})
+    assert fixed.objective.r1 == 8
+    assert any("objective.r1 stays at 8" in line for line in fixed.reasons)
     assert "no R1" in scale_to_batch(run(), 32, scale_penalties=True).reasons[-1]
 
 
 def test_user_settings_are_not_scaled():
-    own = {"g.optimizer.lr", "d.warm_up_kimg", "ema.half_life_kimg"}
-    found = scale_to_batch(run(batch=2048), 64, fixed_fields=own)
-    assert (found.g.optimizer.lr, found.d.warm_up_kimg, found.ema.half_life_kimg) == (1e-3, 0, 10)
-    assert "G: learning rate 0.001, set by hand" in found.reasons
+    fixed = {"g.optimizer.lr", "d.warm_up_kimg", "ema.half_life_kimg"}
+    scaled = scale_to_batch(run(batch=2048), 64, fixed_fields=fixed)
+    assert (scaled.g.optimizer.lr, scaled.d.warm_up_kimg, scaled.ema.half_life_kimg) == (1e-3, 0, 10)
+    assert "G: learning rate 0.001, set by hand" in scaled.reasons
     slow = PlayerOptim(Lookahead(inner=Adam(lr=1e-3)))
     assert scale_to_batch(run(batch=256, g=slow), 64).g.optimizer.lr == pytest.approx(2e-3)
     assert scale_to_batch(run(batch=256, g=slow), 64, fixed_fields={"g.optimizer.inner.lr"}).g.optimizer.lr == 1e-3
@@ -96,13 +96,13 @@ def test_every_choice_has_its_line():
 
 def test_a_command_carries_the_settings_of_its_recipe():
     data = to_dict(run())
-    found, lines = build_run(
+    scaled, lines = build_run(
         data, [("batch", "256"), ("g.lr_scaling", "linear"), ("d.optimizer.lr", "1e-3")], batch_scaling="rates"
     )
-    assert (found.g.optimizer.lr, found.d.optimizer.lr) == (pytest.approx(4e-3), 1e-3)
-    assert list(found.reasons) == lines
-    again, _ = build_run(to_dict(found), [])
-    assert again == found
+    assert (scaled.g.optimizer.lr, scaled.d.optimizer.lr) == (pytest.approx(4e-3), 1e-3)
+    assert list(scaled.reasons) == lines
+    rebuilt, _ = build_run(to_dict(scaled), [])
+    assert rebuilt == scaled
     with pytest.raises(UsageError, match="Leave --batch-scaling rates out"):
         build_run(data, [], "sngan", "rates")
     with pytest.raises(UsageError, match="--batch-scaling some"):
@@ -131,15 +131,15 @@ def test_a_run_without_reasons_has_no_such_section(finished):
     assert "Why these settings" not in Path(finished / "report.html").read_text()
 
 
-def test_a_scaling_manager_gives_the_same_reasons():
+def test_a_scaling_manager_prints_the_same_reasons():
     config = pg.Config(
         base_bs=64, objective=Adversarial(r1=4), scale_penalties=True, reasons=("mine",), g_lr_scaling="none"
     )
-    found = build_scaled_run(config, 256, 8)
-    assert found.reasons[0] == "mine"
-    assert found.objective.r1 == 1
-    assert found.g.optimizer.lr == config.g.optimizer.lr
+    scaled = build_scaled_run(config, 256, 8)
+    assert scaled.reasons[0] == "mine"
+    assert scaled.objective.r1 == 1
+    assert scaled.g.optimizer.lr == config.g.optimizer.lr
     assert (
-        found.reasons[1:]
-        == scale_to_batch(dataclasses.replace(found, g=config.g, reasons=()), 64).reasons[:1] + found.reasons[2:]
+        scaled.reasons[1:]
+        == scale_to_batch(dataclasses.replace(scaled, g=config.g, reasons=()), 64).reasons[:1] + scaled.reasons[2:]
     )

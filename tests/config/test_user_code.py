@@ -74,9 +74,9 @@ def session(run: Run, data: pg.Dataset, world: World | None = None, start: Any =
 
 def four_and_two_equal_six(game: str, strategy: dict[str, Any], world: World, folder: Path) -> bool:
     run, data = run_of(game, strategy), data_of(game)
-    whole, first = session(run, data, world), session(run, data, world)
+    reference, first = session(run, data, world), session(run, data, world)
     for _ in range(6):
-        play_round(whole)
+        play_round(reference)
     for _ in range(4):
         play_round(first)
     if first.role.drain:
@@ -86,7 +86,7 @@ def four_and_two_equal_six(game: str, strategy: dict[str, Any], world: World, fo
     then = session(run, data, world, saved)
     for _ in range(2):
         play_round(then)
-    a, b = tiny_run.gather_owner_state(whole), tiny_run.gather_owner_state(then)
+    a, b = tiny_run.gather_owner_state(reference), tiny_run.gather_owner_state(then)
     return tiny_run.is_equal(a, b) and all(bool(t.isfinite().all()) for t in a.values())
 
 
@@ -99,8 +99,8 @@ def test_every_game_goes_on_bit_for_bit_under_every_strategy(game, strategy, tmp
 @pytest.mark.parametrize("strategy", ["sync", "quantized", "gossip", "async"])
 @pytest.mark.parametrize("game", ["mixture", "tokenizer"])
 def test_and_on_two_ranks(pool, game, strategy, tmp_path):
-    wanted = STRATEGIES[strategy]
-    assert all(pool(2, lambda world: four_and_two_equal_six(game, wanted, world, tmp_path)))
+    expected = STRATEGIES[strategy]
+    assert all(pool(2, lambda world: four_and_two_equal_six(game, expected, world, tmp_path)))
 
 
 @pytest.mark.parametrize("game", GAMES)
@@ -137,33 +137,33 @@ def trained(folder: Path, data: Path | str, nets: str, *more: str) -> Path:
     return folder
 
 
-def refused(capsys, *words: object) -> str:
+def expect_usage_error(capsys, *words: object) -> str:
     assert main([str(word) for word in words]) == 2
-    told = capsys.readouterr().err
-    assert told.count("\n") == 1
-    return told
+    message = capsys.readouterr().err
+    assert message.count("\n") == 1
+    return message
 
 
 def test_numbers_from_the_command_line(points, tmp_path, capsys):
     run = trained(tmp_path / "run", points, "examples.mixture:Nets")
-    shown = capsys.readouterr().out
-    assert "300 records of 2 numbers" in shown
-    assert "fd_values" in shown
+    output = capsys.readouterr().out
+    assert "300 records of 2 numbers" in output
+    assert "fd_values" in output
     for name in ("reals.png", "fakes000000.png", "report.html", "model/model.safetensors"):
         assert (run / name).exists()
     nets = "--nets=examples.mixture:Nets"
     assert main(["sample", str(run), nets, "--count=5", f"--out={tmp_path}/a.npz"]) == 0
     assert main(["sample", str(run), nets, "--count=5", f"--out={tmp_path}/a.png"]) == 0
-    with np.load(tmp_path / "a.npz") as made:
-        assert made["x"].shape == (5, 2)
-        assert made["x"].dtype == np.float32
-        assert made["labels"].shape == (5,)
+    with np.load(tmp_path / "a.npz") as samples:
+        assert samples["x"].shape == (5, 2)
+        assert samples["x"].dtype == np.float32
+        assert samples["labels"].shape == (5,)
     assert main(["eval", str(run), nets, "--metrics=kid", "--count=40"]) == 0
     assert "kid_values" in capsys.readouterr().out
     assert main(["export", str(run), nets, f"--out={tmp_path}/model"]) == 0
-    assert "examples.mixture:Nets" in refused(capsys, "sample", run, "--out=a.png")
-    assert "--nets" in refused(capsys, "eval", run)
-    assert "Use samples.npz" in refused(capsys, "sample", run, nets, f"--out={tmp_path}/folder")
+    assert "examples.mixture:Nets" in expect_usage_error(capsys, "sample", run, "--out=a.png")
+    assert "--nets" in expect_usage_error(capsys, "eval", run)
+    assert "Use samples.npz" in expect_usage_error(capsys, "sample", run, nets, f"--out={tmp_path}/folder")
     with pytest.raises(UsageError, match="which files never run"):
         load_model(run)
     assert main(["train", str(run / "run.yaml"), "-n"]) == 0
@@ -181,9 +181,9 @@ def test_reconstructions_from_the_command_line(tmp_path, capsys):
     nets = "--nets=examples.tokenizer:Nets"
     assert main(["sample", str(run), nets, "--count=12", f"--out={tmp_path}/a.npz"]) == 0
     assert main(["eval", str(run), nets, "--metrics=fd", "--count=64"]) == 0
-    with np.load(tmp_path / "a.npz") as made:
-        assert made["images"].shape == (12, 8, 8, 1)
-        np.testing.assert_array_equal(made["labels"], pg.load_data("digits", resolution=8).labels[:12])
+    with np.load(tmp_path / "a.npz") as samples:
+        assert samples["images"].shape == (12, 8, 8, 1)
+        np.testing.assert_array_equal(samples["labels"], pg.load_data("digits", resolution=8).labels[:12])
     with pytest.raises(UsageError, match="its input is data"):
         load_model(run, nets="examples.tokenizer:Nets")
 
@@ -193,8 +193,8 @@ def test_a_game_for_every_label(points, tmp_path):
     out = f"--out={tmp_path}/a.npz"
     assert main(["sample", str(run), "--nets=examples.mixture:Nets", "--labels=0,1", "--count=4", out]) == 0
     assert main(["status", str(run)]) == 0
-    with np.load(tmp_path / "a.npz") as made:
-        assert made["x"].shape == (4, 2)
+    with np.load(tmp_path / "a.npz") as samples:
+        assert samples["x"].shape == (4, 2)
 
 
 def test_another_network_of_the_same_name_is_recognised_by_its_layers(points, tmp_path, monkeypatch, capsys):
@@ -208,8 +208,8 @@ def test_another_network_of_the_same_name_is_recognised_by_its_layers(points, tm
 
     monkeypatch.setattr(mixture, "Network", Other)
     words = ("train", "custom", "--nets=examples.mixture:Nets", f"--data={points}", f"--run-dir={run}", *SMALL)
-    told = refused(capsys, *words, "--kimg=1")
-    assert "another network for G: more.weight absent, now [3, 3]" in told
+    message = expect_usage_error(capsys, *words, "--kimg=1")
+    assert "another network for G: more.weight absent, now [3, 3]" in message
 
 
 # From Python ------------------------------------------------------------------------------------------
@@ -270,7 +270,7 @@ class Matching:
         return pg.Loss((fake.images - real.images).square().mean() - d(fake.images, None).logits.mean())
 
 
-class Says(D):
+class ImageEmbeddingD(D):
     def forward(self, x: Tensor, y: Tensor | None) -> pg.DiscriminatorOutput:
         return pg.DiscriminatorOutput(super().forward(x, y), embedding=x)
 
@@ -287,7 +287,7 @@ def test_any_shape_with_a_user_objective_and_data_for_g(shape):
         def forward(self, x, y):
             return self.net(x.flatten(1)).view(-1, *shape)
 
-    class Judge(nn.Module):
+    class Critic(nn.Module):
         def __init__(self):
             super().__init__()
             self.net = nn.Linear(size, 1)
@@ -297,7 +297,7 @@ def test_any_shape_with_a_user_objective_and_data_for_g(shape):
 
     x = np.random.default_rng(0).standard_normal((40, *shape))
     with manager(data=pg.from_arrays(x), objective=Matching()) as scale_mgr:
-        gan = pg.Estimator(Back(), Judge(), conditioning_input=lambda real: real.images)
+        gan = pg.Estimator(Back(), Critic(), conditioning_input=lambda real: real.images)
         line = scale_mgr.train(gan)
         assert all(np.isfinite(value) for name, value in line.items() if name.startswith("Loss/"))
         scale_mgr.eval("fd")
@@ -321,12 +321,12 @@ class Peculiar(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.once = self.again = nn.Linear(8, 8)
+        self.once = self.shared = nn.Linear(8, 8)
         self.frozen = nn.Linear(8, 8).requires_grad_(False)
         self.frozen.weight.copy_(torch.from_numpy(np.random.default_rng().standard_normal((8, 8))))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.frozen(self.again(self.once(x)))
+        return self.frozen(self.shared(self.once(x)))
 
 
 @config_class
@@ -444,7 +444,7 @@ class Labelled(G):
         return self.net(z) + nn.functional.one_hot(y, 2)
 
 
-class Alone(D):
+class UnlabeledD(D):
     def forward(self, x: Tensor) -> Tensor:
         return self.net(x).squeeze(1)
 
@@ -454,7 +454,7 @@ class Long(D):
         return self.net(x)[:-1, 0]
 
 
-REFUSED = {
+INVALID_NETS = {
     "a shape": (lambda: G(size=3), D, ["returned [8, 3] for 8 latents", "[8, 2]"]),
     "logits": (G, Long, ["discriminator: returned [7] for 8"]),
     "no parameters": (G, lambda: nn.Flatten(), ["no parameters"]),
@@ -470,17 +470,17 @@ REFUSED = {
     "its own error": (lambda: G(Breaks()), D, ["KeyError", "no such thing"]),
     "its own end": (lambda: G(Leaves()), D, ["SystemExit"]),
     "labels wanted": (Labelled, D, ["labels that are None"]),
-    "labels not taken": (G, Alone, ["the networks fail", "positional argument"]),
+    "labels not taken": (G, UnlabeledD, ["the networks fail", "positional argument"]),
 }
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_networks_that_cannot_be_trained_are_refused(case):
-    make_g, make_d, words = REFUSED[case]
-    with manager() as scale_mgr, pytest.raises(UsageError) as told:
+@pytest.mark.parametrize("case", INVALID_NETS)
+def test_untrainable_networks_raise_usage_errors(case):
+    make_g, make_d, words = INVALID_NETS[case]
+    with manager() as scale_mgr, pytest.raises(UsageError) as raised:
         scale_mgr.train(pg.Estimator(make_g(), make_d()))
     for word in words:
-        assert word in str(told.value)
+        assert word in str(raised.value)
 
 
 @pytest.mark.parametrize("make_d", [lambda: D(Spread())], ids=["coupled"])
@@ -522,14 +522,14 @@ class Shows(Matching):
         return pg.Loss(d(fake.images, None).logits.mean(), {"G/distance": 1.0})
 
 
-def test_objectives_that_cannot_be_followed_are_refused():
+def test_invalid_objectives_raise_usage_errors():
     for objective, word in (
         (NoScalar(), r"a Loss of a tensor \[8\] .*of a scalar"),
         (NoGradient(), "none of its parameters"),
         (Shows(), r"Loss.parts\['G/distance'\]: must be a scalar tensor, got float"),
     ):
         with manager(objective=objective) as scale_mgr, pytest.raises(UsageError, match=word):
-            scale_mgr.train(pg.Estimator(G(), Says()))
+            scale_mgr.train(pg.Estimator(G(), ImageEmbeddingD()))
 
 
 def test_errors_in_user_code_are_one_line(points, tmp_path, monkeypatch, capsys):
@@ -544,24 +544,24 @@ def test_errors_in_user_code_are_one_line(points, tmp_path, monkeypatch, capsys)
     )
     monkeypatch.chdir(tmp_path)
     base = ("train", "custom", f"--data={points}", "--run-dir=run")
-    assert "latent: is missing" in refused(capsys, *base, "--nets=mine:Odd")
-    assert "Return an nn.Module" in refused(capsys, *base, "--nets=mine:NoModules")
-    assert "has no generator, discriminator" in refused(capsys, *base, "--nets=examples.own_wire:Ternary")
-    assert "makes square images" in refused(capsys, *base)
-    assert "second_order" in refused(capsys, *base, "--objective=examples.mixture:Nets")
-    assert "--mirror" in refused(capsys, *base, "--nets=examples.mixture:Nets", "--mirror")
+    assert "latent: is missing" in expect_usage_error(capsys, *base, "--nets=mine:Odd")
+    assert "Return an nn.Module" in expect_usage_error(capsys, *base, "--nets=mine:NoModules")
+    assert "has no generator, discriminator" in expect_usage_error(capsys, *base, "--nets=examples.own_wire:Ternary")
+    assert "makes square images" in expect_usage_error(capsys, *base)
+    assert "second_order" in expect_usage_error(capsys, *base, "--objective=examples.mixture:Nets")
+    assert "--mirror" in expect_usage_error(capsys, *base, "--nets=examples.mixture:Nets", "--mirror")
     numbers = (*base, "--nets=examples.mixture:Nets")
-    assert "objective.augment=ada: transforms images" in refused(capsys, *numbers, "--objective.augment=ada")
-    assert "Use objective.cr=0" in refused(capsys, *numbers, "--objective.cr=1")
-    assert "data.resolution" in refused(capsys, *base, "--nets=examples.mixture:Nets", "--data.resolution=8")
-    assert "g_batch" in refused(
+    assert "objective.augment=ada: transforms images" in expect_usage_error(capsys, *numbers, "--objective.augment=ada")
+    assert "Use objective.cr=0" in expect_usage_error(capsys, *numbers, "--objective.cr=1")
+    assert "data.resolution" in expect_usage_error(capsys, *base, "--nets=examples.mixture:Nets", "--data.resolution=8")
+    assert "g_batch" in expect_usage_error(
         capsys, "train", "custom", "--data=digits", "--nets=examples.tokenizer:Nets", "--run-dir=run",
         "--objective=examples.tokenizer:Objective", "--g_batch=256",
     )  # fmt: skip
     assert not Path("run").exists()
 
 
-def test_arrays_that_cannot_be_used_are_refused(tmp_path):
+def test_invalid_arrays_raise_usage_errors(tmp_path):
     for x, word in (
         (np.zeros((4, 2), np.int64), "floating point"),
         (np.zeros(4), "expected [N, ...]"),
@@ -572,9 +572,9 @@ def test_arrays_that_cannot_be_used_are_refused(tmp_path):
         np.savez(tmp_path / "a.npz", x=x)
         np.save(tmp_path / "a.npy", x)
         for where in (tmp_path / "a.npz", tmp_path / "a.npy"):
-            with pytest.raises(UsageError) as told:
+            with pytest.raises(UsageError) as raised:
                 pg.load_data(str(where), resolution=None)
-            assert word in str(told.value)
+            assert word in str(raised.value)
         with pytest.raises(UsageError):
             pg.from_arrays(x)
     np.save(tmp_path / "a.npy", np.array([None]), allow_pickle=True)
@@ -586,7 +586,7 @@ def test_arrays_that_cannot_be_used_are_refused(tmp_path):
 
 def test_images_from_arrays_are_images():
     digits = pg.load_data("digits", resolution=8)
-    again = pg.from_arrays(digits.images, digits.labels, digits.classes)
-    assert dataclasses.replace(again, notes=digits.notes).fingerprint == digits.fingerprint
+    copied = pg.from_arrays(digits.images, digits.labels, digits.classes)
+    assert dataclasses.replace(copied, notes=digits.notes).fingerprint == digits.fingerprint
     with pytest.raises(UsageError, match="are not square images"):
         pg.from_arrays(np.zeros((3, 8, 9), np.uint8))

@@ -13,7 +13,7 @@ from paragan.core.errors import UsageError
 from paragan.data.dataset import Dataset
 from paragan.train.prepare import prepare
 
-REFUSED = {
+INVALID = {
     "objective.bcr=10: already includes objective.cr=5": ("objective.cr=5", "objective.bcr=10"),
     "objective.classifier=1: D has one head": ("objective.classifier=1", "objective.contrastive=1"),
     "objective.loss=relativistic is none": ("objective.augment=ada", "objective.loss=relativistic"),
@@ -31,12 +31,12 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize(("words", "settings"), REFUSED.items(), ids=REFUSED)
-def test_contradictory_settings_are_refused(words, settings):
-    with pytest.raises(UsageError) as refused:
+@pytest.mark.parametrize(("words", "settings"), INVALID.items(), ids=INVALID)
+def test_contradictory_settings_raise(words, settings):
+    with pytest.raises(UsageError) as raised:
         resolve(tiny_run.make_run(*settings), tiny_run.make_dataset())
-    assert words in str(refused.value)
-    assert "\n" not in str(refused.value)
+    assert words in str(raised.value)
+    assert "\n" not in str(raised.value)
 
 
 def test_pairs_of_a_batch_of_their_size_are_fine():
@@ -52,7 +52,7 @@ def test_pairs_of_a_batch_of_their_size_are_fine():
         ({}, "contrastive"),
     ],
 )
-def test_a_head_and_its_weight_belong_together(weights, conditioning):
+def test_a_head_requires_its_weight(weights, conditioning):
     from paragan.losses.adversarial import Adversarial
 
     with pytest.raises(UsageError, match=r"nets\.d_conditioning="):

@@ -15,9 +15,9 @@ def noise(*shape: int) -> np.ndarray:
     return RNG.integers(0, 256, shape, np.uint8)
 
 
-def refusal(call, *args, **how) -> str:
+def error_message(call, *args, **kwargs) -> str:
     with pytest.raises(UsageError) as caught:
-        call(*args, **how)
+        call(*args, **kwargs)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -32,10 +32,10 @@ def test_tiles_lie_row_by_row_with_gutters_between(channels):
     gutters = np.ones((18, 40), bool)
     for index, image in enumerate(images):
         row, column = divmod(index, 3)
-        there = slice(10 * row, 10 * row + 8), slice(14 * column, 14 * column + 12)
+        cell = slice(10 * row, 10 * row + 8), slice(14 * column, 14 * column + 12)
         for corner in ((0, 0), (0, 1), (1, 0), (1, 1)):
-            assert (pixels[there][corner[0] :: 2, corner[1] :: 2] == image).all()
-        gutters[there] = False
+            assert (pixels[cell][corner[0] :: 2, corner[1] :: 2] == image).all()
+        gutters[cell] = False
     assert (pixels[gutters] == 128).all()
 
 
@@ -49,11 +49,11 @@ def test_more_columns_than_images_leave_grey():
 
 
 def test_impossible_grids():
-    assert "uint8" in refusal(make_grid, np.zeros((1, 4, 4, 3)))
-    assert "at least 1" in refusal(make_grid, noise(0, 4, 4, 3))
-    assert "C 1 or 3" in refusal(make_grid, noise(1, 3, 4, 4))
-    assert "columns=0" in refusal(make_grid, noise(1, 4, 4, 1), columns=0)
-    assert "scale=0" in refusal(make_grid, noise(1, 4, 4, 1), scale=0)
+    assert "uint8" in error_message(make_grid, np.zeros((1, 4, 4, 3)))
+    assert "at least 1" in error_message(make_grid, noise(0, 4, 4, 3))
+    assert "C 1 or 3" in error_message(make_grid, noise(1, 3, 4, 4))
+    assert "columns=0" in error_message(make_grid, noise(1, 4, 4, 1), columns=0)
+    assert "scale=0" in error_message(make_grid, noise(1, 4, 4, 1), scale=0)
 
 
 def test_png_is_the_grid(tmp_path):
@@ -65,7 +65,7 @@ def test_png_is_the_grid(tmp_path):
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["a.png"]
 
 
-def test_npz_holds_images_and_labels_and_loads_again(tmp_path):
+def test_npz_round_trip(tmp_path):
     images, labels = noise(4, 8, 8, 3), np.array([0, 1, 1, 0], np.int32)
     save_images(images, labels, tmp_path / "a.npz")
     with np.load(tmp_path / "a.npz") as stored:
@@ -79,14 +79,14 @@ def test_npz_holds_images_and_labels_and_loads_again(tmp_path):
     assert len(list(tmp_path.iterdir())) == 2
 
 
-def test_a_folder_holds_a_folder_a_label_and_loads_again(tmp_path):
+def test_image_folder_round_trip(tmp_path):
     images, labels = noise(24, 8, 8, 1), np.tile(np.arange(12), 2)
     save_images(images, labels, tmp_path / "out")
     assert (tmp_path / "out" / "03" / "000001.png").exists()
-    found = load_data(str(tmp_path / "out"), resolution=None)
-    assert found.labels is not None
-    assert found.labels.tolist() == sorted(labels)
-    assert (found.images == images[np.argsort(labels, kind="stable")]).all()
+    loaded = load_data(str(tmp_path / "out"), resolution=None)
+    assert loaded.labels is not None
+    assert loaded.labels.tolist() == sorted(labels)
+    assert (loaded.images == images[np.argsort(labels, kind="stable")]).all()
     save_images(images[:2], np.array([3, 7]), tmp_path / "few")
     assert (tmp_path / "few" / "7" / "000000.png").exists()
 
@@ -99,18 +99,18 @@ def test_a_folder_without_labels_is_flat(tmp_path):
     assert (load_data(str(tmp_path / "v1.5"), resolution=None).images == images).all()
 
 
-def test_nothing_is_overwritten_or_guessed(tmp_path):
+def test_existing_and_ambiguous_outputs_raise(tmp_path):
     images = noise(2, 8, 8, 1)
     save_images(images, None, tmp_path / "out")
     (tmp_path / "file").write_text("precious")
-    assert "is not empty" in refusal(save_images, images, None, tmp_path / "out")
-    assert "is a file" in refusal(save_images, images, None, tmp_path / "file")
+    assert "is not empty" in error_message(save_images, images, None, tmp_path / "out")
+    assert "is a file" in error_message(save_images, images, None, tmp_path / "file")
     for name in ("a.jpg", "a.gif"):
-        message = refusal(save_images, images, None, tmp_path / name)
+        message = error_message(save_images, images, None, tmp_path / name)
         assert all(form in message for form in (".png", ".npz", "folder"))
-    assert "cannot be written" in refusal(save_images, images, None, tmp_path / "file" / "a.png")
-    assert "labels: int64 [3]" in refusal(save_images, images, np.arange(3), tmp_path / "b.npz")
-    assert "labels: float64" in refusal(save_images, images, np.zeros(2), tmp_path / "b.npz")
+    assert "cannot be written" in error_message(save_images, images, None, tmp_path / "file" / "a.png")
+    assert "labels: int64 [3]" in error_message(save_images, images, np.arange(3), tmp_path / "b.npz")
+    assert "labels: float64" in error_message(save_images, images, np.zeros(2), tmp_path / "b.npz")
     assert not (tmp_path / "b.npz").exists()
 
 
@@ -124,6 +124,6 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(np, "savez", full)
-    assert "No space left on device" in refusal(save_images, images[:1], None, tmp_path / "a.npz")
+    assert "No space left on device" in error_message(save_images, images[:1], None, tmp_path / "a.npz")
     assert (tmp_path / "a.npz").read_bytes() == before
     assert [path.name for path in tmp_path.iterdir()] == ["a.npz"]

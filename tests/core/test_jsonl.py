@@ -21,10 +21,10 @@ def written(path, steps):
 
 
 def strict(line):
-    def refuse(name):
+    def fail(name):
         raise AssertionError(name)
 
-    return json.loads(line, parse_constant=refuse)
+    return json.loads(line, parse_constant=fail)
 
 
 def test_what_is_appended_is_read(tmp_path):
@@ -38,7 +38,7 @@ def test_no_file_is_no_rows(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_every_line_is_whole_as_soon_as_it_is_appended(tmp_path):
+def test_appended_lines_are_complete_at_once(tmp_path):
     records = JsonlFile(tmp_path / "stats.jsonl")
     for step in range(1, 4):
         records.append(tick(step, name="ü\n"))
@@ -58,12 +58,12 @@ def test_numbers_that_json_lacks_are_null_and_named(tmp_path):
         "protocol": {"a": [1, None]},
         "nonfinite": ["value", "protocol.a.1"],
     }
-    again = JsonlFile(tmp_path / "again.jsonl")
-    again.append(row)
-    assert again.path.read_bytes() == records.path.read_bytes()
+    copied = JsonlFile(tmp_path / "again.jsonl")
+    copied.append(row)
+    assert copied.path.read_bytes() == records.path.read_bytes()
 
 
-def test_values_that_are_not_json_are_refused_by_name(tmp_path):
+def test_values_that_are_not_json_raise_by_name(tmp_path):
     records = JsonlFile(tmp_path / "stats.jsonl")
     with pytest.raises(TypeError, match=r"Loss/parts\.r1: a ndarray"):
         records.append({"Loss/parts": {"r1": np.zeros(2)}})
@@ -71,17 +71,17 @@ def test_values_that_are_not_json_are_refused_by_name(tmp_path):
 
 
 @pytest.mark.parametrize("step", [0, 1, 6, 9, 99])
-def test_a_resumed_file_is_the_undisturbed_one(tmp_path, step):
-    undisturbed = written(tmp_path / "undisturbed.jsonl", range(1, 11))
+def test_a_resumed_file_equals_the_uninterrupted_one(tmp_path, step):
+    reference = written(tmp_path / "uninterrupted.jsonl", range(1, 11))
     resumed = written(tmp_path / "resumed.jsonl", range(1, 10))
     resumed.truncate_after(step)
     for later in range(min(step, 9) + 1, 11):
         resumed.append(tick(later))
-    assert resumed.path.read_bytes() == undisturbed.path.read_bytes()
+    assert resumed.path.read_bytes() == reference.path.read_bytes()
     assert len(list(tmp_path.iterdir())) == 2
 
 
-def test_truncation_by_another_key_keeps_rows_without_it(tmp_path):
+def test_truncation_by_another_key_retains_rows_without_it(tmp_path):
     scores = JsonlFile(tmp_path / "metrics.jsonl")
     for row in ({"kimg": 1}, {"name": "note"}, {"kimg": 2.5}):
         scores.append(row)
@@ -102,19 +102,19 @@ def test_the_latest_scores_are_those_of_all_that_g_makes_and_of_most_images():
     assert newest_values([{**row(1.0), "protocol": "mine"}, row(2.0, fakes="many")]) == {"fd": 2.0}
 
 
-def test_wherever_a_crash_cuts_the_last_line_reading_and_appending_go_on(tmp_path):
-    whole = written(tmp_path / "whole.jsonl", [1, 2]).path.read_bytes()
-    first = whole.index(b"\n") + 1
-    for cut in range(first, len(whole)):
+def test_a_partial_last_line_does_not_break_reading_or_appending(tmp_path):
+    reference = written(tmp_path / "whole.jsonl", [1, 2]).path.read_bytes()
+    first = reference.index(b"\n") + 1
+    for cut in range(first, len(reference)):
         records = JsonlFile(tmp_path / "cut.jsonl")
-        records.path.write_bytes(whole[:cut])
-        kept = read_jsonl(records.path)
-        assert kept == [tick(1), tick(2)][: 1 + (cut == len(whole) - 1)]
+        records.path.write_bytes(reference[:cut])
+        remaining = read_jsonl(records.path)
+        assert remaining == [tick(1), tick(2)][: 1 + (cut == len(reference) - 1)]
         records.append(tick(3))
-        assert read_jsonl(records.path) == [*kept, tick(3)]
-        records.path.write_bytes(whole[:cut])
+        assert read_jsonl(records.path) == [*remaining, tick(3)]
+        records.path.write_bytes(reference[:cut])
         records.truncate_after(2)
-        assert records.path.read_bytes() == whole[: len(whole) if len(kept) == 2 else first]
+        assert records.path.read_bytes() == reference[: len(reference) if len(remaining) == 2 else first]
 
 
 @pytest.mark.parametrize("line", [b'{"a": 1', b"[1, 2]", b"\xff\xfe{}", b"[" * 100_000, b"\0\0\0"])
@@ -126,7 +126,7 @@ def test_a_corrupt_line_in_the_middle_is_named(tmp_path, line):
     assert "\n" not in str(error.value)
 
 
-def test_columns_keep_what_was_not_finite_and_skip_what_is_missing():
+def test_columns_include_non_finite_and_skip_missing_values():
     rows = [
         {"Progress/kimg": 1, "x": 2},
         {"Progress/kimg": 2, "x": None, "nonfinite": ["x"]},
@@ -142,7 +142,7 @@ def test_columns_keep_what_was_not_finite_and_skip_what_is_missing():
     np.testing.assert_equal(values, [2, math.nan, 0.5])
 
 
-def test_a_file_is_replaced_whole_or_not_at_all(tmp_path):
+def test_file_replacement_is_atomic(tmp_path):
     (tmp_path / "taken").mkdir()
     with pytest.raises(OSError):
         atomic_write_bytes(tmp_path / "taken", b"new")

@@ -19,11 +19,11 @@ def test_a_stream_is_a_function_of_its_position():
 
 def test_lanes_draw_the_same_merged_or_separate():
     merged = LaneRng(5, 128, (0, 1, 2, 3), 4)
-    apart = [LaneRng(5, 128, (lane,), 4) for lane in range(4)]
-    assert torch.equal(merged.normal("z", 7), torch.cat([d.normal("z", 7) for d in apart]))
-    assert torch.equal(merged.uniform("u", 1, 1), torch.cat([d.uniform("u", 1, 1) for d in apart]))
+    separate = [LaneRng(5, 128, (lane,), 4) for lane in range(4)]
+    assert torch.equal(merged.normal("z", 7), torch.cat([d.normal("z", 7) for d in separate]))
+    assert torch.equal(merged.uniform("u", 1, 1), torch.cat([d.uniform("u", 1, 1) for d in separate]))
     values = np.array([3, 5, 9])
-    assert torch.equal(merged.choice("y", values), torch.cat([d.choice("y", values) for d in apart]))
+    assert torch.equal(merged.choice("y", values), torch.cat([d.choice("y", values) for d in separate]))
 
 
 def test_an_epoch_visits_every_image_once():
@@ -49,20 +49,20 @@ def lanes(owned, start=0, mirror=False, merge=0):
 def take(source, count):
     batches = [list(source.next_micro_batches()) for _ in range(count)]
 
-    def whole(hands):
-        parts = zip(*((h.images, h.labels, h.rng.normal("z", 3)) for h in hands), strict=True)
+    def concatenate(micro_batches):
+        parts = zip(*((h.images, h.labels, h.rng.normal("z", 3)) for h in micro_batches), strict=True)
         return tuple(torch.cat(part) for part in parts)
 
-    return [whole(hands) for hands in batches]
+    return [concatenate(micro_batches) for micro_batches in batches]
 
 
 def test_draws_do_not_depend_on_the_distribution_of_lanes():
     """300 images and a batch of 64: the epochs end in the middle of a batch."""
-    whole = take(lanes(tuple(range(8)), mirror=True), 12)
+    reference = take(lanes(tuple(range(8)), mirror=True), 12)
     parts = [take(lanes(owned, mirror=True), 12) for owned in ((0, 1, 2), (3,), (4, 5, 6, 7))]
     for step in range(12):
         for i in range(3):
-            assert torch.equal(whole[step][i], torch.cat([part[step][i] for part in parts]))
+            assert torch.equal(reference[step][i], torch.cat([part[step][i] for part in parts]))
 
 
 def test_merging_does_not_change_draws():
@@ -71,11 +71,11 @@ def test_merging_does_not_change_draws():
 
 
 def test_going_on_in_the_middle_is_going_on():
-    whole, rest = take(lanes((2, 3)), 10), take(lanes((2, 3), start=6 * 64), 4)
-    assert all(torch.equal(a, b) for x, y in zip(whole[6:], rest, strict=True) for a, b in zip(x, y, strict=True))
+    reference, rest = take(lanes((2, 3)), 10), take(lanes((2, 3), start=6 * 64), 4)
+    assert all(torch.equal(a, b) for x, y in zip(reference[6:], rest, strict=True) for a, b in zip(x, y, strict=True))
 
 
 def test_an_epoch_contains_every_image_once():
     source = lanes(tuple(range(8)))
-    seen = np.concatenate([source.lane_indices(64 * step, lane) for step in range(75) for lane in range(8)])
-    assert np.array_equal(np.bincount(seen), np.full(300, 64 * 75 // 300))
+    indices = np.concatenate([source.lane_indices(64 * step, lane) for step in range(75) for lane in range(8)])
+    assert np.array_equal(np.bincount(indices), np.full(300, 64 * 75 // 300))

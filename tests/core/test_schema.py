@@ -17,7 +17,7 @@ def test_a_run_survives_yaml(name):
     assert from_dict(Run, from_yaml(to_yaml(run), "it")) == run
 
 
-def test_a_setting_changes_its_field_and_nothing_else():
+def test_a_setting_changes_only_its_field():
     before = to_dict(Run())
     after = apply_overrides(
         before, [("g.optimizer.lr", "1e-3"), ("data.mirror", "true"), ("evaluation.metrics", "[fd]")]
@@ -79,13 +79,13 @@ def test_every_field_is_listed_and_takes_the_default_that_is_listed():
 
 def leaves(data: dict, prefix: str = "") -> set[str]:
     """The dotted names of all values, but for the names of parts."""
-    found: set[str] = set()
+    names: set[str] = set()
     for key, value in data.items():
         if isinstance(value, dict):
-            found |= leaves(value, f"{prefix}{key}.")
+            names |= leaves(value, f"{prefix}{key}.")
         elif key != "name":
-            found.add(prefix + key)
-    return found
+            names.add(prefix + key)
+    return names
 
 
 WRONG = {  # (field, value): how the refusal begins
@@ -116,7 +116,7 @@ WRONG = {  # (field, value): how the refusal begins
 }
 
 
-def test_errors_of_the_whole_record_name_no_field():
+def test_errors_of_a_record_name_no_field():
     for kind, data, what in (
         (Run, 3, "3: input should be a dictionary or an instance of Run"),
         (Run, {"g": {"optimizer": {}}}, "g.optimizer has no name: --g.optimizer=NAME selects one"),
@@ -125,16 +125,16 @@ def test_errors_of_the_whole_record_name_no_field():
         (Nets, {"name": "dcgan", "widht": 8}, "there is no field widht; did you mean width?"),
         (Nets, {"name": "dcgan", "width": "a"}, "width=a: input should be a valid integer"),
     ):
-        with pytest.raises(UsageError) as refused:
+        with pytest.raises(UsageError) as raised:
             from_dict(kind, data)
-        assert str(refused.value).startswith(what)
+        assert str(raised.value).startswith(what)
 
 
 @pytest.mark.parametrize(("field", "value"), WRONG)
 def test_what_is_wrong_is_named_as_a_user_would_type_it(field, value):
-    with pytest.raises(UsageError) as refused:
+    with pytest.raises(UsageError) as raised:
         from_dict(Run, apply_overrides(to_dict(Run()), [(field, value)]))
-    assert str(refused.value).startswith(WRONG[field, value])
+    assert str(raised.value).startswith(WRONG[field, value])
 
 
 def test_every_field_has_a_meaning():

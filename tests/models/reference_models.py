@@ -116,15 +116,15 @@ class StateDictWriter:
 
 def block_names(config: ReferenceConfig, blocks: int, attention: int) -> list[tuple[str, str]]:
     """(name of a block, name of the attention after it or "")."""
-    found, at = [], 0
+    names, at = [], 0
     for i in range(blocks):
-        here = i == attention
+        has_attention = i == attention
         if config.is_biggan:
-            found.append((f"blocks.{i}.0", f"blocks.{i}.1" if here else ""))
+            names.append((f"blocks.{i}.0", f"blocks.{i}.1" if has_attention else ""))
         else:
-            found.append((f"blocks.{at}.0", f"blocks.{at + 1}.0" if here else ""))
-            at += 1 + here
-    return found
+            names.append((f"blocks.{at}.0", f"blocks.{at + 1}.0" if has_attention else ""))
+            at += 1 + has_attention
+    return names
 
 
 def make_generator_state(config: ReferenceConfig, seed: int = 0) -> dict[str, Tensor]:
@@ -231,8 +231,8 @@ def self_attention(config: ReferenceConfig, s: dict[str, Tensor], name: str, x: 
     theta, phi, g = (conv(s, f"{name}.{part}", x) for part in parts[:3])
     phi, g = F.max_pool2d(phi, 2).flatten(2), F.max_pool2d(g, 2).flatten(2)
     beta = torch.softmax(theta.flatten(2).mT @ phi, -1)
-    seen = conv(s, f"{name}.{parts[3]}", (g @ beta.mT).unflatten(2, x.shape[2:]))
-    return x + s[f"{name}.{'gamma' if config.is_biggan else 'sigma'}"] * seen
+    attended = conv(s, f"{name}.{parts[3]}", (g @ beta.mT).unflatten(2, x.shape[2:]))
+    return x + s[f"{name}.{'gamma' if config.is_biggan else 'sigma'}"] * attended
 
 
 def generate(config: ReferenceConfig, s: dict[str, Tensor], z: Tensor, y: Tensor) -> Tensor:
@@ -264,9 +264,9 @@ def d_features(config: ReferenceConfig, s: dict[str, Tensor], x: Tensor) -> Tens
     h = x
     for i, (block, attention) in enumerate(block_names(config, len(d_widths(config)), config.attention[1])):
         down = D_DOWNSAMPLES[config.resolution][i]
-        seen = F.relu(h) if i else h
-        x = h if config.is_biggan or not i else seen
-        h = conv(s, f"{block}.{second}", F.relu(conv(s, f"{block}.{first}", seen)))
+        activated = F.relu(h) if i else h
+        x = h if config.is_biggan or not i else activated
+        h = conv(s, f"{block}.{second}", F.relu(conv(s, f"{block}.{first}", activated)))
         if any(name.startswith(f"{block}.{third}.") for name in s):
             x = conv(s, f"{block}.{third}", x)
         h = F.avg_pool2d(h, 2) + F.avg_pool2d(x, 2) if down else h + x
@@ -277,14 +277,14 @@ def d_features(config: ReferenceConfig, s: dict[str, Tensor], x: Tensor) -> Tens
 def discriminate(config: ReferenceConfig, s: dict[str, Tensor], x: Tensor, y: Tensor) -> dict[str, Tensor]:
     """What a discriminator says."""
     f = d_features(config, s, x)
-    said = {"logits": linear(s, "linear" if config.is_biggan else "linear1", f)[:, 0]}
+    outputs = {"logits": linear(s, "linear" if config.is_biggan else "linear1", f)[:, 0]}
     if config.classes and config.head == "PD":
-        said["logits"] = said["logits"] + (
+        outputs["logits"] = outputs["logits"] + (
             effective_weight(s, "embed" if config.is_biggan else "embedding")[y] * f
         ).sum(1)
     if config.head == "2C":
-        said["embedding"] = F.normalize(linear(s, "linear2", f))
-        said["proxies"] = F.normalize(effective_weight(s, "embedding")[y])
+        outputs["embedding"] = F.normalize(linear(s, "linear2", f))
+        outputs["proxies"] = F.normalize(effective_weight(s, "embedding")[y])
     if config.head == "AC":
-        said["class_logits"] = linear(s, "linear2", f)
-    return said
+        outputs["class_logits"] = linear(s, "linear2", f)
+    return outputs

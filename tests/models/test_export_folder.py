@@ -34,16 +34,16 @@ def test_samples_depend_on_seed_and_index(small):
 
 def test_load_from_run_best_model_and_file(finished, tmp_path):
     shutil.copytree(finished / "model", tmp_path / "best")
-    wanted = paragan.load(finished).sample(3)
+    expected = paragan.load(finished).sample(3)
     assert repr(paragan.load(finished)).startswith("Model(1x8x8, 10 classes, 0.16 kimg, from ")
     for where in (finished / "model", finished / "model" / "model.safetensors", tmp_path / "best"):
-        np.testing.assert_array_equal(paragan.load(where).sample(3), wanted)
+        np.testing.assert_array_equal(paragan.load(where).sample(3), expected)
 
 
 def test_an_export_describes_itself(finished, tmp_path):
     assert run_cli("export", finished, "--out", tmp_path / "out").status == 0
-    there = {path.name for path in (tmp_path / "out").iterdir()}
-    assert there == {"model.safetensors", "config.json", "README.md", "samples.png"}
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert names == {"model.safetensors", "config.json", "README.md", "samples.png"}
     np.testing.assert_array_equal(paragan.load(tmp_path / "out").sample(3), paragan.load(finished).sample(3))
     _, head, text = (tmp_path / "out" / "README.md").read_text().split("---", 2)
     about = yaml.safe_load(head)

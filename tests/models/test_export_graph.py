@@ -19,21 +19,21 @@ from processes import run_cli, usage_error
 def test_onnx_makes_the_images_of_the_network(small, tmp_path):
     import onnxruntime
 
-    said = run_cli("export", small, "--format", "onnx", "--out", tmp_path / "g.onnx")
-    assert said.status == 0, said
+    output = run_cli("export", small, "--format", "onnx", "--out", tmp_path / "g.onnx")
+    assert output.status == 0, output
     session = onnxruntime.InferenceSession(tmp_path / "g.onnx")
     z, y = np.random.default_rng(0).standard_normal((7, 8), np.float32), np.arange(7) % 3
-    (made,) = session.run(None, {"z": z, "label": y})
+    (images,) = session.run(None, {"z": z, "label": y})
     with torch.no_grad():
-        wanted = paragan.load(small).g(torch.from_numpy(z), torch.from_numpy(y)).numpy()
-    assert wanted.std() > 0.1
-    np.testing.assert_allclose(made, wanted, atol=1e-4)
+        expected = paragan.load(small).g(torch.from_numpy(z), torch.from_numpy(y)).numpy()
+    assert expected.std() > 0.1
+    np.testing.assert_allclose(images, expected, atol=1e-4)
     about = json.loads(session.get_modelmeta().custom_metadata_map["paragan"])
     assert about["classes"] == ["ant", "bee", "cat"]
     assert [path.name for path in tmp_path.iterdir()] == ["g.onnx"]  # one file, nothing beside it
-    there = (tmp_path / "g.onnx").read_bytes()
+    content = (tmp_path / "g.onnx").read_bytes()
     assert "g.onnx exists already" in usage_error("export", small, "--format", "onnx", "--out", tmp_path / "g.onnx")
-    assert (tmp_path / "g.onnx").read_bytes() == there
+    assert (tmp_path / "g.onnx").read_bytes() == content
 
 
 def test_pt2_makes_the_images_of_the_network(small, tmp_path):
@@ -42,8 +42,8 @@ def test_pt2_makes_the_images_of_the_network(small, tmp_path):
     export_graphs(model, "torch-export", tmp_path / "g.pt2")
     z, y = torch.randn(7, 8), torch.arange(7) % 3
     with torch.no_grad():
-        made, wanted = torch.export.load(tmp_path / "g.pt2").module()(z, y), model.g(z, y)
-    torch.testing.assert_close(made, wanted, atol=1e-4, rtol=0)
+        images, expected = torch.export.load(tmp_path / "g.pt2").module()(z, y), model.g(z, y)
+    torch.testing.assert_close(images, expected, atol=1e-4, rtol=0)
     np.testing.assert_array_equal(model.sample(2), before)  # its own spectral norm is still there
     assert any("parametrizations" in name for name in model.g.state_dict())
 
@@ -51,7 +51,7 @@ def test_pt2_makes_the_images_of_the_network(small, tmp_path):
 def test_a_graph_that_computes_something_else_is_no_success(small, tmp_path, monkeypatch):
     def wrong(path):
         ran = pt2(path)
-        return lambda *given: ran(*given) + 1e-3
+        return lambda *args: ran(*args) + 1e-3
 
     pt2 = export_graph._load_pt2
     monkeypatch.setattr(export_graph, "_load_pt2", wrong)
@@ -61,12 +61,12 @@ def test_a_graph_that_computes_something_else_is_no_success(small, tmp_path, mon
 
 
 def test_a_generator_for_every_label_is_a_graph_each(per_label, tmp_path):
-    said = run_cli("export", per_label, "--format=torch-export", "--out", tmp_path / "graphs")
-    assert said.out.startswith("2 graphs in ")
+    output = run_cli("export", per_label, "--format=torch-export", "--out", tmp_path / "graphs")
+    assert output.out.startswith("2 graphs in ")
     z, model = torch.randn(3, 6), paragan.load(per_label)
     for label in range(2):
-        made = torch.export.load(tmp_path / "graphs" / f"{label:04d}.pt2").module()(z)
-        torch.testing.assert_close(made, model.sampler.for_label(label).g(z, None), atol=1e-4, rtol=0)
+        images = torch.export.load(tmp_path / "graphs" / f"{label:04d}.pt2").module()(z)
+        torch.testing.assert_close(images, model.sampler.for_label(label).g(z, None), atol=1e-4, rtol=0)
     assert "Use a new folder" in usage_error("export", per_label, "--format=onnx", "--out", tmp_path / "g.onnx")
     with pytest.raises(UsageError, match="generator for each label"):
         _ = model.g

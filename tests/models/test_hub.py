@@ -34,8 +34,8 @@ def hub(files: dict[str, bytes]) -> flask.Flask:
 
     @app.post("/api/models/me/it/preupload/main")
     def preupload():
-        asked = flask.request.get_json()["files"]
-        return {"files": [{"path": f["path"], "uploadMode": "regular", "shouldIgnore": False} for f in asked]}
+        requested = flask.request.get_json()["files"]
+        return {"files": [{"path": f["path"], "uploadMode": "regular", "shouldIgnore": False} for f in requested]}
 
     @app.post("/api/models/me/it/commit/main")
     def commit():
@@ -92,8 +92,8 @@ def test_a_model_goes_to_a_hub_and_comes_back_by_its_name(small, tmp_path, pushe
     assert set(files) == {"model.safetensors", "config.json", "README.md", "samples.png"}
     assert b"library_name: paragan" in files["README.md"]
     command("sample", "me/it", "--count=5", "--out", tmp_path / "samples.npz")
-    made = np.load(tmp_path / "samples.npz")
-    np.testing.assert_array_equal(made["images"], paragan.load(small).sample(5))
+    samples = np.load(tmp_path / "samples.npz")
+    np.testing.assert_array_equal(samples["images"], paragan.load(small).sample(5))
     fetched = {path.name for path in (tmp_path / "hf").rglob("snapshots/*/*")}
     assert fetched == {"model.safetensors", "config.json"}  # weights, and what they are
 

@@ -180,8 +180,13 @@ def test_files_without_state_dicts(tmp_path):
     (tmp_path / "a.pth").write_bytes(b"nothing of the kind")
     (tmp_path / "b.pkl").write_bytes(pickle.dumps({"weight": Code()}))
     torch.save([torch.ones(1)], tmp_path / "c.pth")
-    for name, said in (("a.pth", "a.pth"), ("b.pkl", "could run code"), ("c.pth", "no named"), ("d.pth", "not exist")):
-        with pytest.raises(UsageError, match=said):
+    for name, message in (
+        ("a.pth", "a.pth"),
+        ("b.pkl", "could run code"),
+        ("c.pth", "no named"),
+        ("d.pth", "not exist"),
+    ):
+        with pytest.raises(UsageError, match=message):
             import_weights(tmp_path / name, "studiogan", tmp_path / "out")
 
 
@@ -189,9 +194,9 @@ def test_files_without_state_dicts(tmp_path):
 def test_a_damaged_pickle_is_one_line(tmp_path, code):
     """Torch's reader of it raises IndexError, AttributeError and what else."""
     torch.save({"weight": torch.ones(1)}, tmp_path / "whole.pth")
-    with zipfile.ZipFile(tmp_path / "whole.pth") as whole, zipfile.ZipFile(tmp_path / "a.pth", "w") as damaged:
-        for name in whole.namelist():
-            damaged.writestr(name, code if name.endswith("data.pkl") else whole.read(name))
+    with zipfile.ZipFile(tmp_path / "whole.pth") as source, zipfile.ZipFile(tmp_path / "a.pth", "w") as damaged:
+        for name in source.namelist():
+            damaged.writestr(name, code if name.endswith("data.pkl") else source.read(name))
     with pytest.raises(UsageError, match="cannot be read as a state dict"):
         import_weights(tmp_path / "a.pth", "studiogan", tmp_path / "out")
 
@@ -226,7 +231,7 @@ def test_batch_norm_in_d_is_rejected(tmp_path):
         import_weights(tmp_path / "g.pth", "studiogan", tmp_path / "out", tmp_path / "d.pth")
 
 
-def test_standing_statistics_are_sums_over_batches(tmp_path):
+def test_accumulated_statistics_are_sums_over_batches(tmp_path):
     g = theirs.make_generator_state(OF)
     plain = import_state(tmp_path, g, "plain")
     for name in [name for name in g if "stored" in name]:
@@ -246,9 +251,9 @@ def test_an_imported_model_works_like_any_other(tmp_path):
     """Sampled, exported, and trained on."""
     write_files(tmp_path, dataclasses.replace(STUDIO, classes=10))
     line = ["import", tmp_path / "g.pth", "--from", "studiogan", "--discriminator", tmp_path / "d.pth"]
-    said = run_cli(*line, "--out", tmp_path / "model")
-    assert said.status == 0, said
-    assert "biggan, 32 px, 10 classes" in said.out
+    output = run_cli(*line, "--out", tmp_path / "model")
+    assert output.status == 0, output
+    assert "biggan, 32 px, 10 classes" in output.out
     assert run_cli("sample", tmp_path / "model", "--labels=3,7", "--count=4", "--out", tmp_path / "a.png").status == 0
     assert run_cli("export", tmp_path / "model", "--out", tmp_path / "export").status == 0
     assert "--data" in usage_error("eval", tmp_path / "model")

@@ -40,12 +40,12 @@ def test_slerp_is_an_arc():
     torch.testing.assert_close(slerp(a, -a, torch.tensor([0.25])), a / 2)
 
 
-def test_slerp_keeps_length_and_speed():
+def test_slerp_preserves_length_and_speed():
     a, b = torch.nn.functional.normalize(torch.randn(2, 64), dim=1)[:, None] * 8
-    way = slerp(a.expand(9, -1), b.expand(9, -1), torch.linspace(0, 1, 9))
-    assert torch.equal(way[[0, -1]], torch.cat([a, b]))
-    torch.testing.assert_close(way.norm(dim=1), torch.full((9,), 8.0))
-    angles = torch.acos((way[1:] * way[:-1]).sum(1) / 64)
+    path = slerp(a.expand(9, -1), b.expand(9, -1), torch.linspace(0, 1, 9))
+    assert torch.equal(path[[0, -1]], torch.cat([a, b]))
+    torch.testing.assert_close(path.norm(dim=1), torch.full((9,), 8.0))
+    angles = torch.acos((path[1:] * path[:-1]).sum(1) / 64)
     torch.testing.assert_close(angles, angles[:1].expand(8), rtol=1e-3, atol=0)
 
 
@@ -65,14 +65,14 @@ def test_blended_labels_interpolate_embeddings(small):
     g = sampler.g
     z, ant, cat = torch.randn(2, 8), torch.tensor([0, 0]), torch.tensor([2, 2])
     with blended_labels(sampler, cat, torch.tensor([0.0, 1.0])):
-        made = g(z, ant)
-    torch.testing.assert_close(made[0], g(z, ant)[0])
-    torch.testing.assert_close(made[1], g(z, cat)[1])
+        images = g(z, ant)
+    torch.testing.assert_close(images[0], g(z, ant)[0])
+    torch.testing.assert_close(images[1], g(z, cat)[1])
     half = g.conditions.shared.weight[[0, 2]].mean(0)
     with blended_labels(sampler, cat, torch.tensor([0.5, 0.5])):
-        made = g(z, ant)
+        images = g(z, ant)
     g.conditions.shared.weight[0] = half
-    torch.testing.assert_close(made, g(z, ant))
+    torch.testing.assert_close(images, g(z, ant))
 
 
 def test_per_label_models_change_label_halfway(per_label):
@@ -80,9 +80,9 @@ def test_per_label_models_change_label_halfway(per_label):
     frames = walk(model, stops=2, frames_per_stop=4, seed=1, labels=["a", "b"])
     samples = model.sample(2, ["a", "b"], seed=1)
     assert np.abs(frames[::4].astype(int) - samples).max() <= 1
-    alone = walk(model, stops=2, frames_per_stop=4, seed=1, labels=["a"])
-    np.testing.assert_array_equal(frames[:2], alone[:2])
-    assert not np.array_equal(frames[2:4], alone[2:4])
+    single = walk(model, stops=2, frames_per_stop=4, seed=1, labels=["a"])
+    np.testing.assert_array_equal(frames[:2], single[:2])
+    assert not np.array_equal(frames[2:4], single[2:4])
 
 
 @pytest.mark.parametrize("name", ["walk.gif", "walk.webp", "walk.mp4"])
@@ -91,9 +91,9 @@ def test_videos(small, tmp_path, name):
     assert run_cli(*line).out == f"6 frames in {tmp_path / name}\n"
     if name.endswith("mp4"):
         frames = decode_video(tmp_path / name, 256, 256)
-        wanted = walk(paragan.load(small), 3, 2).repeat(8, axis=1).repeat(8, axis=2)
-        assert frames.shape == wanted.shape
-        assert np.abs(frames.astype(int) - wanted).mean() < 16  # it is compressed, colours more
+        expected = walk(paragan.load(small), 3, 2).repeat(8, axis=1).repeat(8, axis=2)
+        assert frames.shape == expected.shape
+        assert np.abs(frames.astype(int) - expected).mean() < 16  # it is compressed, colours more
     else:
         with Image.open(tmp_path / name) as video:
             assert (video.n_frames, video.size, video.info["loop"]) == (6, (256, 256), 0)
@@ -137,10 +137,10 @@ def test_serve_answers_until_interrupted(small):
         finally:
             process.send_signal(signal.SIGINT)
         assert process.wait(60) == 0
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        assert "not available" in usage_error("serve", small, f"--port={taken.getsockname()[1]}")
+    with socket.socket() as occupied:
+        occupied.bind(("127.0.0.1", 0))
+        occupied.listen()
+        assert "not available" in usage_error("serve", small, f"--port={occupied.getsockname()[1]}")
 
 
 # The page ---------------------------------------------------------------------------------------------
@@ -164,7 +164,7 @@ def fetch(address: str, timeout: float = 60) -> bytes:
         return answer.read()
 
 
-def test_the_page_loads_nothing_from_other_servers(address):
+def test_the_page_is_self_contained(address):
     page = fetch(address).decode()
     assert "http" not in page.replace("<!doctype html>", "")
     assert all(name in page for name in ("ant", "bee", "cat"))
@@ -173,9 +173,9 @@ def test_the_page_loads_nothing_from_other_servers(address):
 
 def test_the_page_samples(address, small):
     sheet = np.asarray(Image.open(io.BytesIO(fetch(f"{address}/api/sample?count=4&labels=cat&truncation=0.5&seed=7"))))
-    wanted = paragan.load(small).sample(4, ["cat"], 0.5, 7)
-    np.testing.assert_array_equal(sheet[:64:2, :64:2], wanted[0])  # each pixel twice
-    np.testing.assert_array_equal(sheet[66::2, 66::2], wanted[3])  # behind a gutter of 2
+    expected = paragan.load(small).sample(4, ["cat"], 0.5, 7)
+    np.testing.assert_array_equal(sheet[:64:2, :64:2], expected[0])  # each pixel twice
+    np.testing.assert_array_equal(sheet[66::2, 66::2], expected[3])  # behind a gutter of 2
 
 
 def test_the_page_interpolates(address, small):

@@ -37,8 +37,8 @@ def test_a_recipe_is_a_run_that_can_be_played(name):
 
 def test_every_family_exists_for_every_set():
     families = ("sngan", "sagan", "biggan", "contragan", "r3gan")
-    wanted = {f"{family}-{data}" for family in families for data in DATASETS}
-    assert set(published_recipes()) == wanted | {f"biggan-imagenet{size}" for size in (256, 512, 1024)}
+    expected = {f"{family}-{data}" for family in families for data in DATASETS}
+    assert set(published_recipes()) == expected | {f"biggan-imagenet{size}" for size in (256, 512, 1024)}
 
 
 def test_what_was_published():

@@ -20,7 +20,7 @@ from paragan.train.callbacks import best_model
 from processes import run_cli, train_args, train_interrupted, train_tiny, usage_error, wait_until
 
 UNSCORED = ("--kimg=0.16", "--evaluation.metrics=[]")
-ASKED = ("--metrics", "fd,kid", "--count", "16")
+EVAL_ARGS = ("--metrics", "fd,kid", "--count", "16")
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,7 @@ def score_lines(folder):
 
 def test_a_follower_writes_the_lines_of_the_run_itself(run, tmp_path):
     within = train_tiny(tmp_path / "within", "--kimg=0.16", "--evaluation.metrics=[fd,kid]")
-    ended = run_cli("eval", run, "--follow", *ASKED, "--device", "cpu")
+    ended = run_cli("eval", run, "--follow", *EVAL_ARGS, "--device", "cpu")
     assert ended.status == 0, ended.err
     assert score_lines(run) == score_lines(within)
     assert best_model.read_best(run) == best_model.read_best(within)
@@ -50,14 +50,14 @@ def test_a_follower_writes_the_lines_of_the_run_itself(run, tmp_path):
     assert "fd_pixels" in (run / "report.html").read_text()  # which was written before there were scores
 
 
-def test_status_says_if_the_best_was_measured_by_another_protocol(run):
-    assert run_cli("eval", run, "--follow", *ASKED).status == 0
+def test_status_reports_if_the_best_was_measured_by_another_protocol(run):
+    assert run_cli("eval", run, "--follow", *EVAL_ARGS).status == 0
     assert "another protocol" not in run_cli("status", run).out
     assert run_cli("eval", run, "--metrics", "fd", "--count", "32").status == 0
     assert "at 0.16 kimg (measured by another protocol)" in run_cli("status", run).out
 
 
-def test_the_end_says_of_which_moment_its_scores_are(tmp_path):
+def test_the_last_line_names_the_kimg_of_its_scores(tmp_path):
     words = ("--kimg=0.176", "--evaluation.metrics=[fd]", "--evaluation.every_kimg=0.16")
     ended = run_cli(*train_args(tmp_path / "run", *words))
     assert "which are of" not in ended.out  # the end is scored too
@@ -71,15 +71,15 @@ def test_the_end_says_of_which_moment_its_scores_are(tmp_path):
 def test_only_one_process_follows_a_run(run):
     with (run / ".follow").open("a") as mark:
         fcntl.flock(mark, fcntl.LOCK_EX)
-        assert "another process follows this run" in usage_error("eval", run, "--follow", *ASKED)
-    assert run_cli("eval", run, "--follow", *ASKED).status == 0
+        assert "another process follows this run" in usage_error("eval", run, "--follow", *EVAL_ARGS)
+    assert run_cli("eval", run, "--follow", *EVAL_ARGS).status == 0
 
 
 def test_only_missing_scores_are_measured(run):
     assert run_cli("eval", run, "--follow", "--metrics", "fd", "--count", "16").status == 0
-    assert run_cli("eval", run, "--follow", *ASKED).status == 0
+    assert run_cli("eval", run, "--follow", *EVAL_ARGS).status == 0
     assert [row["name"] for row in read_jsonl(run / "metrics.jsonl")] == ["fd_pixels", "kid_pixels"]
-    assert " 0 models scored" in run_cli("eval", run, "--follow", *ASKED).out
+    assert " 0 models scored" in run_cli("eval", run, "--follow", *EVAL_ARGS).out
 
 
 def test_a_model_undone_by_a_rollback_is_not_scored(run, monkeypatch):
@@ -90,20 +90,20 @@ def test_a_model_undone_by_a_rollback_is_not_scored(run, monkeypatch):
         return model
 
     monkeypatch.setattr(async_eval, "try_read_consistent", read_model)
-    ended = run_cli("eval", run, "--follow", *ASKED, "--patience", "0")
+    ended = run_cli("eval", run, "--follow", *EVAL_ARGS, "--patience", "0")
     assert ended.status == 1, ended  # it is not complete then
     assert read_jsonl(run / "metrics.jsonl") == []
 
 
 def test_a_stopped_run_ends_the_follower_with_status_1(tmp_path):
     run = train_interrupted(tmp_path / "run", 4, *UNSCORED)
-    ended = run_cli("eval", run, "--follow", *ASKED, "--patience", "0")
+    ended = run_cli("eval", run, "--follow", *EVAL_ARGS, "--patience", "0")
     assert ended.status == 1
     assert ended.err.count("\n") == 1
     assert "0.08 of 0.16 kimg" in ended.err
     assert [row["kimg"] for row in read_jsonl(run / "metrics.jsonl")] == [0.08, 0.08]
     assert run_cli(*train_args(run, *UNSCORED)).status == 0  # goes on, and keeps what was measured of where it stood
-    assert run_cli("eval", run, "--follow", *ASKED).status == 0
+    assert run_cli("eval", run, "--follow", *EVAL_ARGS).status == 0
     assert [row["kimg"] for row in read_jsonl(run / "metrics.jsonl")] == [0.08, 0.08, 0.16, 0.16]
 
 
@@ -121,32 +121,32 @@ def test_a_run_that_is_extended_is_followed_to_its_new_end(run, monkeypatch):
         return [row for row in read_jsonl(run / "metrics.jsonl") if row["kimg"] == kimg]
 
     monkeypatch.setattr(async_eval, "try_read_consistent", read_model)
-    ended = run_cli("eval", run, "--follow", *ASKED, "--patience", "0")
+    ended = run_cli("eval", run, "--follow", *EVAL_ARGS, "--patience", "0")
     assert ended.status == 0, ended.err
     assert len(rows(0.32)) == 2
 
 
 @pytest.mark.timeout(120)
-def test_models_are_scored_as_they_appear_until_ctrl_c(tmp_path, processes):
+def test_new_models_are_scored_until_ctrl_c(tmp_path, processes):
     run = train_interrupted(tmp_path / "run", 4, *UNSCORED)
     patch = "from paragan.train import async_eval\nasync_eval.POLL_S = 0.05"
-    follower = processes.start_forked("eval", str(run), "--follow", *ASKED, patch=patch)
+    follower = processes.start_forked("eval", str(run), "--follow", *EVAL_ARGS, patch=patch)
     wait_until(lambda: len(read_jsonl(run / "metrics.jsonl")) == 2, description="the first model is scored")
     train_interrupted(run, 7, *UNSCORED)
     wait_until(lambda: len(read_jsonl(run / "metrics.jsonl")) == 4, description="the second model is scored")
     follower.send_signal(signal.SIGINT)
     assert follower.wait() == 3
     assert follower.err == "paragan: SIGINT; the same command resumes the run\n"
-    again = processes.start_forked("eval", str(run), "--follow", *ASKED, patch=patch)
+    restarted = processes.start_forked("eval", str(run), "--follow", *EVAL_ARGS, patch=patch)
     assert run_cli(*train_args(run, *UNSCORED)).status == 0
-    assert again.wait() == 0
+    assert restarted.wait() == 0
     assert [row["kimg"] for row in read_jsonl(run / "metrics.jsonl")] == [0.08, 0.08, 0.128, 0.128, 0.16, 0.16]
 
 
 def test_weights_are_not_read_with_another_config(run):
-    whole = try_read_consistent(run / "model")
-    assert whole
-    assert whole.config["kimg"] == 0.16
+    snapshot = try_read_consistent(run / "model")
+    assert snapshot
+    assert snapshot.config["kimg"] == 0.16
     weights = run / "model" / "model.safetensors"
     data = weights.read_bytes()
     weights.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))  # of the next checkpoint, whose config.json is not there yet
@@ -168,11 +168,11 @@ def test_weights_are_not_read_with_another_config(run):
         (["--metrics", "fdd"], "fdd"),
     ],
 )
-def test_bad_arguments_are_refused(words, what, unscored):
+def test_bad_arguments_raise_usage_errors(words, what, unscored):
     assert what in usage_error("eval", unscored, "--follow", *words)
 
 
-def test_other_folders_are_refused_by_name(tmp_path):
+def test_other_folders_raise_by_name(tmp_path):
     assert "does not exist" in usage_error("eval", tmp_path / "none", "--follow")
     (tmp_path / "other").mkdir()
     assert "no run folder" in usage_error("eval", tmp_path / "other", "--follow")
@@ -183,7 +183,7 @@ def test_other_folders_are_refused_by_name(tmp_path):
 OFTEN = ("--kimg=0.16", "--evaluation.every_kimg=0.032", "--evaluation.metrics=[fd,prdc]")
 
 
-def test_the_best_model_is_kept_as_a_model_folder(tmp_path):
+def test_the_best_model_is_saved_as_a_model_folder(tmp_path):
     run = train_tiny(tmp_path / "run", *OFTEN)
     rows = [row for row in read_jsonl(run / "metrics.jsonl") if row["name"] == "fd_pixels"]
     assert len(rows) == 5
@@ -192,8 +192,8 @@ def test_the_best_model_is_kept_as_a_model_folder(tmp_path):
     assert json.loads((run / "best" / "config.json").read_text())["kimg"] == first["kimg"]
     ended = run_cli("sample", run / "best", "--count", "4", "--out", tmp_path / "grid.png")
     assert ended.status == 0, ended.err
-    again = run_cli("eval", run / "best", "--metrics", "fd")
-    assert again.status == 2  # a model, no run
+    output = run_cli("eval", run / "best", "--metrics", "fd")
+    assert output.status == 2  # a model, no run
 
 
 def test_the_best_model_does_not_depend_on_stops(tmp_path):
@@ -205,7 +205,7 @@ def test_the_best_model_does_not_depend_on_stops(tmp_path):
     assert weights[0] == weights[1]
 
 
-def test_a_best_metric_that_is_not_measured_is_refused(tmp_path):
+def test_an_unmeasured_best_metric_raises(tmp_path):
     assert "output.best_metric=kid_pixels" in usage_error(
         *train_args(tmp_path / "run", "--output.best_metric=kid_pixels")
     )
@@ -220,11 +220,11 @@ def score(value, name="fd_pixels", fingerprint="a"):
 def test_better_follows_the_direction_of_the_score():
     assert best_model.is_better(score(2.0), None)
     assert not best_model.is_better(score(float("nan")), None)
-    so_far = {"name": "fd_pixels", "value": 1.0, "fingerprint": "a"}
-    assert best_model.is_better(score(0.9), so_far)
-    assert not best_model.is_better(score(1.0), so_far)
-    assert best_model.is_better(score(2.0, fingerprint="b"), so_far)
-    assert best_model.is_better(score(2.0, "recall_pixels"), so_far | {"name": "recall_pixels"})
+    best = {"name": "fd_pixels", "value": 1.0, "fingerprint": "a"}
+    assert best_model.is_better(score(0.9), best)
+    assert not best_model.is_better(score(1.0), best)
+    assert best_model.is_better(score(2.0, fingerprint="b"), best)
+    assert best_model.is_better(score(2.0, "recall_pixels"), best | {"name": "recall_pixels"})
 
 
 def test_a_kill_between_two_renames_loses_no_model(tmp_path):

@@ -51,10 +51,10 @@ def run(stopped, tmp_path) -> Path:
 
 def test_tensors_of_several_ranks_become_their_mean():
     a, b, c = ({"x": torch.tensor(v), "n": torch.tensor(3)} for v in ([1.0, 2.0], [2.0, 4.0], [6.0, 0.0]))
-    found = merge_ranks([a, b, c])
-    assert found["x"].tolist() == [3.0, 2.0]
-    assert found["n"].item() == 3
-    assert found["n"].dtype == torch.int64
+    merged = merge_ranks([a, b, c])
+    assert merged["x"].tolist() == [3.0, 2.0]
+    assert merged["n"].item() == 3
+    assert merged["n"].dtype == torch.int64
 
 
 def test_a_tensor_of_one_rank_is_unchanged():
@@ -129,7 +129,7 @@ def test_a_new_checkpoint_outlives_a_damaged_one(run):
     assert "resumed from" in run_cli(*train_args(run, *SHORT)).out
 
 
-def test_a_run_whose_checkpoints_are_all_damaged_is_refused(run):
+def test_a_run_with_only_damaged_checkpoints_raises(run):
     for path in list_checkpoints(run):
         cut(path)
     lines = (run / "stats.jsonl").read_bytes()
@@ -138,7 +138,7 @@ def test_a_run_whose_checkpoints_are_all_damaged_is_refused(run):
     assert len(list_checkpoints(run)) == 2
 
 
-def test_a_checkpoint_of_another_version_is_refused(run):
+def test_a_checkpoint_of_another_version_raises(run):
     newest = list_checkpoints(run)[-1] / "checkpoint.json"
     newest.write_text(json.dumps(json.loads(newest.read_text()) | {"format": 1}))
     message = usage_error(*train_args(run, *SHORT))
@@ -147,7 +147,7 @@ def test_a_checkpoint_of_another_version_is_refused(run):
     assert len(list_checkpoints(run)) == 2
 
 
-def test_a_record_of_another_version_is_refused_by_the_format_of_its_checkpoints(run):
+def test_a_record_of_another_version_raises_by_its_checkpoint_format(run):
     record = run / "run.yaml"
     record.write_text(record.read_text().replace("max_bad_fraction", "bad_share"))
     for path in list_checkpoints(run):
@@ -158,7 +158,7 @@ def test_a_record_of_another_version_is_refused_by_the_format_of_its_checkpoints
     assert not (run / "report.html").exists()
 
 
-def test_changed_data_are_refused(tmp_path):
+def test_changed_data_raise(tmp_path):
     data, run = tmp_path / "data.npz", tmp_path / "run"
     np.savez(data, images=np.zeros((64, 8, 8, 1), np.uint8))
     train_interrupted(run, 1, *SHORT, f"--data={data}")
@@ -167,17 +167,17 @@ def test_changed_data_are_refused(tmp_path):
 
 
 def test_remains_of_an_interrupted_save_are_removed(run):
-    aside = run / "checkpoints/.writing-00000009"
-    aside.mkdir()
-    (aside / "rank0000.safetensors").write_bytes(b"half")
+    temporary = run / "checkpoints/.writing-00000009"
+    temporary.mkdir()
+    (temporary / "rank0000.safetensors").write_bytes(b"half")
     assert run_cli(*train_args(run, *SHORT)).status == 0
-    assert not aside.exists()
+    assert not temporary.exists()
 
 
 # A full disk ----------------------------------------------------------------------------------------------
 
 
-def test_a_checkpoint_that_does_not_fit_keeps_the_previous(tmp_path, finished):
+def test_a_checkpoint_that_does_not_fit_leaves_the_previous(tmp_path, finished):
     run, limits = tmp_path / "run", resource.getrlimit(resource.RLIMIT_FSIZE)
     with on_step(5, lambda session: resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, limits[1]))):
         ended = run_cli(*train_args(run, *SHORT))
@@ -269,7 +269,7 @@ DIVERGING = (
 
 
 @pytest.mark.parametrize("tick_kimg", [0.016, 4], ids=["at a line of stats", "at a checkpoint"])
-def test_divergence_ends_the_run_and_keeps_good_checkpoints(tick_kimg, tmp_path):
+def test_divergence_ends_the_run_and_retains_good_checkpoints(tick_kimg, tmp_path):
     ended = run_cli(*train_args(tmp_path / "run", *DIVERGING, f"--output.tick_kimg={tick_kimg}"))
     assert ended.status == 1
     assert ended.err.count("\n") == 1

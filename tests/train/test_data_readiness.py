@@ -66,22 +66,22 @@ def command(folder: Path, data: Path | str, *more: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(images, tmp_path_factory) -> Iterator[Path]:
+def uninterrupted(images, tmp_path_factory) -> Iterator[Path]:
     """A run of two ranks on local images."""
-    processes = CliProcesses(tmp_path_factory.mktemp("undisturbed"))
+    processes = CliProcesses(tmp_path_factory.mktemp("uninterrupted"))
     folder = processes.folder / "run"
     assert [rank.wait() for rank in processes.start_ranks(2, *command(folder, images))] == [0, 0]
     yield folder
     processes.close()
 
 
-def assert_resumes_exactly(server: FaultyServer, processes: CliProcesses, folder: Path, undisturbed: Path) -> None:
-    """The same command resumes, and ends where the undisturbed run ended."""
+def assert_resumes_exactly(server: FaultyServer, processes: CliProcesses, folder: Path, uninterrupted: Path) -> None:
+    """The same command resumes, and ends where the uninterrupted run ended."""
     server.responses = []
-    again = processes.start_ranks(2, *command(folder, f"{server.url}/set.zip"))
-    assert [rank.wait() for rank in again] == [0, 0], again[0].err
-    assert final_tensors(folder) == final_tensors(undisturbed)
-    assert logged_steps(folder) == logged_steps(undisturbed)
+    resumed = processes.start_ranks(2, *command(folder, f"{server.url}/set.zip"))
+    assert [rank.wait() for rank in resumed] == [0, 0], resumed[0].err
+    assert final_tensors(folder) == final_tensors(uninterrupted)
+    assert logged_steps(folder) == logged_steps(uninterrupted)
 
 
 def last_saved_step(folder: Path) -> int:
@@ -89,7 +89,7 @@ def last_saved_step(folder: Path) -> int:
 
 
 @pytest.mark.parametrize("merge", [0, 1])
-def test_a_stop_does_not_wait_for_stalled_data(merge, server, undisturbed, processes, tmp_path):
+def test_a_stop_does_not_wait_for_stalled_data(merge, server, uninterrupted, processes, tmp_path):
     folder = tmp_path / "run"
     ranks = processes.start_ranks(2, *command(folder, f"{server.url}/set.zip", f"--device.lanes_per_pass={merge}"))
     wait_for_step(folder, 5)
@@ -100,7 +100,7 @@ def test_a_stop_does_not_wait_for_stalled_data(merge, server, undisturbed, proce
     assert "SIGTERM on rank 1: stopped at" in ranks[0].err
     assert last_saved_step(folder) == logged_steps(folder)[-1] >= 5
     if not merge:  # lane by lane is rounded otherwise
-        assert_resumes_exactly(server, processes, folder, undisturbed)
+        assert_resumes_exactly(server, processes, folder, uninterrupted)
 
 
 @pytest.mark.parametrize("more", ["--d_steps=3", "--strategy=gossip"])
@@ -117,7 +117,7 @@ def test_within_a_round_a_stop_ends_at_the_last_checkpoint(more, server, process
     assert re.search(r"SIGTERM on rank 0: stopped|rank 0, step \d+: SIGTERM: stopped", output)
 
 
-def test_unreachable_data_leave_a_checkpoint(server, undisturbed, processes, tmp_path):
+def test_unreachable_data_leave_a_checkpoint(server, uninterrupted, processes, tmp_path):
     folder = tmp_path / "run"
     ranks = processes.start_ranks(2, *command(folder, f"{server.url}/set.zip", "--data.remote.retry_for_s=0.5"))
     wait_for_step(folder, 5)
@@ -127,14 +127,14 @@ def test_unreachable_data_leave_a_checkpoint(server, undisturbed, processes, tmp
     assert ranks[0].err.count("\n") == 1
     assert ranks[1].err == ""
     assert last_saved_step(folder) == logged_steps(folder)[-1] >= 5
-    assert_resumes_exactly(server, processes, folder, undisturbed)
+    assert_resumes_exactly(server, processes, folder, uninterrupted)
 
 
 @pytest.mark.parametrize("code", [503, 403])
 def test_unreachable_data_of_one_rank_leave_a_checkpoint(code, server, tmp_path):
     """403: as of a signature that has expired."""
     folder = tmp_path / "run"
-    far = command(folder, f"{server.url}/set.zip", "--data.remote.retry_for_s=0.5")
+    arguments = command(folder, f"{server.url}/set.zip", "--data.remote.retry_for_s=0.5")
 
     def break_down() -> None:
         wait_for_step(folder, 3)
@@ -142,7 +142,7 @@ def test_unreachable_data_of_one_rank_leave_a_checkpoint(code, server, tmp_path)
 
     thread = threading.Thread(target=break_down)
     thread.start()
-    ended = run_cli(*far)
+    ended = run_cli(*arguments)
     thread.join()
     assert ended.status == 1, ended
     assert f"it answers {code}" in ended.err
@@ -150,7 +150,7 @@ def test_unreachable_data_of_one_rank_leave_a_checkpoint(code, server, tmp_path)
     assert last_saved_step(folder) == logged_steps(folder)[-1] >= 3
 
 
-def test_a_killed_rank_ends_the_other_and_the_command_resumes(server, undisturbed, processes, tmp_path):
+def test_a_killed_rank_ends_the_other_and_the_command_resumes(server, uninterrupted, processes, tmp_path):
     folder = tmp_path / "run"
     ranks = processes.start_ranks(2, *command(folder, f"{server.url}/set.zip", "--output.checkpoint_kimg=0.32"))
     wait_until(lambda: list_checkpoints(folder), description="a checkpoint")
@@ -159,4 +159,4 @@ def test_a_killed_rank_ends_the_other_and_the_command_resumes(server, undisturbe
     assert ranks[0].wait(30) == 1
     assert re.search(r"rank 1 was lost at step \d+ \(killed", ranks[0].err)
     assert 0 < last_saved_step(folder) < 100
-    assert_resumes_exactly(server, processes, folder, undisturbed)
+    assert_resumes_exactly(server, processes, folder, uninterrupted)

@@ -36,7 +36,7 @@ def paragan_line(err: str) -> str:
 
 
 @pytest.mark.parametrize("victim", [0, 1])
-def test_a_killed_rank_ends_the_others_and_the_command_resumes(victim, tmp_path, processes, undisturbed_by_two):
+def test_a_killed_rank_ends_the_others_and_the_command_resumes(victim, tmp_path, processes, uninterrupted_by_two):
     run = tmp_path / "run"
     ranks = processes.start_ranks(2, *train_args(run, *SAVING))
     wait_for_step(run, 25)
@@ -44,14 +44,14 @@ def test_a_killed_rank_ends_the_others_and_the_command_resumes(victim, tmp_path,
     killed = time.monotonic()
     assert ranks[1 - victim].wait() == 1
     assert time.monotonic() - killed < 30
-    found = re.search(r"rank (\d) was lost at step (\d+)", paragan_line(ranks[1 - victim].err))
-    assert found
-    assert int(found[1]) == victim
-    assert abs(int(found[2]) - logged_steps(run)[-1]) <= 1
+    match = re.search(r"rank (\d) was lost at step (\d+)", paragan_line(ranks[1 - victim].err))
+    assert match
+    assert int(match[1]) == victim
+    assert abs(int(match[2]) - logged_steps(run)[-1]) <= 1
     assert list_checkpoints(run)
     assert [rank.wait() for rank in processes.start_ranks(2, *train_args(run, *SAVING))] == [0, 0]
-    assert final_tensors(run) == final_tensors(undisturbed_by_two)
-    assert logged_steps(run) == logged_steps(undisturbed_by_two)
+    assert final_tensors(run) == final_tensors(uninterrupted_by_two)
+    assert logged_steps(run) == logged_steps(uninterrupted_by_two)
 
 
 @pytest.mark.parametrize("victim", [1, 3])
@@ -100,8 +100,8 @@ def test_the_ranks_end_with_their_launcher(tmp_path, processes):
     launcher.send_signal(signal.SIGKILL)
     wait_until(lambda: not any(Path(f"/proc/{rank}").exists() for rank in ranks), description="they are gone")
     assert 0 < (stopped := logged_steps(run)[-1]) < 100
-    again = processes.start_fresh(*train_args(run, *SAVING, "--ranks=2"))
-    assert again.wait() == 0
+    resumed = processes.start_fresh(*train_args(run, *SAVING, "--ranks=2"))
+    assert resumed.wait() == 0
     assert logged_steps(run)[-1] == 100
     assert stopped in logged_steps(run)
 
@@ -182,7 +182,7 @@ def test_an_error_of_one_rank_reaches_the_others_with_rank_and_step(broken, erro
         assert ranks[broken].err == f"paragan: rank {broken}, step 10: a bad pixel\n"
 
 
-def test_data_that_one_rank_cannot_read_are_refused_on_all(tmp_path, processes):
+def test_data_unreadable_on_one_rank_raise_on_all(tmp_path, processes):
     patch = "from pathlib import Path\nPath.exists = lambda path: False"
     start = iter([processes.start_forked, functools.partial(processes.start_forked, patch=patch)])
     (tmp_path / "data").mkdir()

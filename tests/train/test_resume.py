@@ -25,7 +25,7 @@ SHORT = "--kimg=0.16"  # as `finished`
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1], ids=lambda n: n.name)
-def test_a_stopped_run_resumes_exactly(number, tmp_path, processes, undisturbed):
+def test_a_stopped_run_resumes_exactly(number, tmp_path, processes, uninterrupted):
     run = tmp_path / "run"
     process = processes.start_forked(*train_args(run, LONG_RUN_ARG))
     wait_for_step(run)
@@ -36,8 +36,8 @@ def test_a_stopped_run_resumes_exactly(number, tmp_path, processes, undisturbed)
     (saved,) = list_checkpoints(run)
     assert logged_steps(run)[-1] == int(saved.name)
     assert run_cli(*train_args(run, LONG_RUN_ARG)).status == 0
-    assert final_tensors(run) == final_tensors(undisturbed)
-    assert logged_steps(run) == logged_steps(undisturbed)
+    assert final_tensors(run) == final_tensors(uninterrupted)
+    assert logged_steps(run) == logged_steps(uninterrupted)
 
 
 def test_repeated_stops_resume_exactly(tmp_path, finished):
@@ -87,7 +87,7 @@ def test_lines_written_after_the_checkpoint_are_dropped(tmp_path, finished):
 
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize(("number", "rank"), [(signal.SIGTERM, 1), (signal.SIGUSR1, 0)])
-def test_a_signal_to_one_rank_stops_all_at_one_step(number, rank, tmp_path, processes, undisturbed_by_two):
+def test_a_signal_to_one_rank_stops_all_at_one_step(number, rank, tmp_path, processes, uninterrupted_by_two):
     run = tmp_path / "run"
     ranks = processes.start_ranks(2, *train_args(run, LONG_RUN_ARG))
     wait_for_step(run)
@@ -97,15 +97,15 @@ def test_a_signal_to_one_rank_stops_all_at_one_step(number, rank, tmp_path, proc
     assert ranks[1].err == ""
     assert logged_steps(run)[-1] == int(list_checkpoints(run)[-1].name)
     assert [process.wait() for process in processes.start_ranks(2, *train_args(run, LONG_RUN_ARG))] == [0, 0]
-    assert final_tensors(run) == final_tensors(undisturbed_by_two)
-    assert logged_steps(run) == logged_steps(undisturbed_by_two)
+    assert final_tensors(run) == final_tensors(uninterrupted_by_two)
+    assert logged_steps(run) == logged_steps(uninterrupted_by_two)
 
 
-def test_another_number_of_ranks_may_resume(tmp_path, processes, undisturbed):
+def test_another_number_of_ranks_may_resume(tmp_path, processes, uninterrupted):
     run = train_interrupted(tmp_path / "run", 50, LONG_RUN_ARG)
     assert [process.wait() for process in processes.start_ranks(2, *train_args(run, LONG_RUN_ARG))] == [0, 0]
-    assert logged_steps(run) == logged_steps(undisturbed)
-    assert final_tensors(run).keys() == final_tensors(undisturbed).keys()
+    assert logged_steps(run) == logged_steps(uninterrupted)
+    assert final_tensors(run).keys() == final_tensors(uninterrupted).keys()
 
 
 def children(pid: int) -> list[int]:
@@ -113,7 +113,7 @@ def children(pid: int) -> list[int]:
 
 
 @pytest.mark.timeout(240)
-def test_launched_ranks_stop_on_a_signal_to_one_and_on_ctrl_c(tmp_path, processes, undisturbed_by_two):
+def test_launched_ranks_stop_on_a_signal_to_one_and_on_ctrl_c(tmp_path, processes, uninterrupted_by_two):
     """`--ranks 2` as a user types it: a signal to one rank, then Ctrl-C in the terminal; then to the end."""
     run, command = tmp_path / "run", train_args(tmp_path / "run", LONG_RUN_ARG, "--ranks=2")
     launcher = processes.start_fresh(*command)
@@ -130,5 +130,5 @@ def test_launched_ranks_stop_on_a_signal_to_one_and_on_ctrl_c(tmp_path, processe
     assert launcher.err.count("\n") == 1
     assert int(list_checkpoints(run)[-1].name) > first
     assert [process.wait() for process in processes.start_ranks(2, *train_args(run, LONG_RUN_ARG))] == [0, 0]
-    assert final_tensors(run) == final_tensors(undisturbed_by_two)
-    assert logged_steps(run) == logged_steps(undisturbed_by_two)
+    assert final_tensors(run) == final_tensors(uninterrupted_by_two)
+    assert logged_steps(run) == logged_steps(uninterrupted_by_two)

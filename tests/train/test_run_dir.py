@@ -36,17 +36,17 @@ def _elsewhere(tmp_path, monkeypatch):
 
 
 def test_a_run_folder_is_complete(finished):
-    there = {path.name for path in finished.iterdir()}
+    names = {path.name for path in finished.iterdir()}
     files = {"run.yaml", "stats.jsonl", "metrics.jsonl", "report.html", "reals.png", "fakes000000.png"}
-    assert files | {"checkpoints", "model"} <= there
-    assert any(name.startswith("events.out.tfevents") for name in there)
+    assert files | {"checkpoints", "model"} <= names
+    assert any(name.startswith("events.out.tfevents") for name in names)
     assert {path.name for path in (finished / "model").iterdir()} == {
         "model.safetensors",
         "discriminator.safetensors",
         "config.json",
     }
     assert [path.name for path in list_checkpoints(finished)] == ["00000010"]
-    assert {name for name in there if name.startswith(".")} == {".lock"}
+    assert {name for name in names if name.startswith(".")} == {".lock"}
 
 
 def test_stats_have_the_usual_keys(finished):
@@ -72,7 +72,7 @@ def test_the_first_line_of_stats_comes_after_the_first_round_and_the_last_at_the
     assert logged_steps(run) == [1, 4, 8, 10]
 
 
-def test_the_newest_checkpoints_are_kept(tmp_path):
+def test_the_newest_checkpoints_are_retained(tmp_path):
     run = train_tiny(tmp_path / "run", SHORT, "--output.checkpoint_kimg=0.032", "--output.max_checkpoints=3")
     assert [path.name for path in list_checkpoints(run)] == ["00000006", "00000008", "00000010"]
 
@@ -100,7 +100,7 @@ def test_the_same_command_resumes_the_newest_unfinished_run(tmp_path, finished):
     assert "is the same run, at 0.16 kimg; this is a new one (--resume" in ended.out
 
 
-def test_a_run_beyond_the_requested_length_is_left_alone(tmp_path):
+def test_a_run_beyond_the_requested_length_is_not_resumed(tmp_path):
     run = train_interrupted(tmp_path / "runs/00000-mine", 3, SHORT)
     before = (run / "run.yaml").read_bytes(), final_tensors(run)
     ended = run_cli("train", *TINY_RUN_ARGS, "--kimg=0.032")
@@ -119,7 +119,7 @@ def test_resume_never_creates_a_folder(tmp_path, finished):
     assert final_tensors(tmp_path / "runs/00001-digits-dcgan-sync-r1-b16") == final_tensors(finished)
 
 
-def test_the_same_command_after_the_end_changes_nothing(tmp_path, finished):
+def test_the_same_command_after_the_end_writes_no_files(tmp_path, finished):
     run = shutil.copytree(finished, tmp_path / "run")
     before, scores = final_tensors(run), (run / "metrics.jsonl").read_bytes()
     ended = run_cli(*train_args(run, SHORT))
@@ -144,7 +144,7 @@ def test_a_run_killed_after_its_last_round_is_resumed(lost, tmp_path, finished):
     assert (run / "report.html").exists()
 
 
-def test_one_run_at_a_time_owns_a_folder(tmp_path, processes, undisturbed):
+def test_one_run_at_a_time_owns_a_folder(tmp_path, processes, uninterrupted):
     run = tmp_path / "runs/00000-mine"
     owner = processes.start_forked(*train_args(run, LONG_RUN_ARG))
     wait_for_step(run)
@@ -157,7 +157,7 @@ def test_one_run_at_a_time_owns_a_folder(tmp_path, processes, undisturbed):
     owner.send_signal(signal.SIGKILL)
     owner.wait()
     assert run_cli(*train_args(run, LONG_RUN_ARG)).status == 0  # the lock died with its owner
-    assert final_tensors(run) == final_tensors(undisturbed)
+    assert final_tensors(run) == final_tensors(uninterrupted)
 
 
 def test_a_field_that_a_record_lacks_has_its_default():
@@ -171,7 +171,7 @@ def test_a_field_that_a_record_lacks_has_its_default():
     ]
 
 
-def test_a_folder_that_another_worker_creates_meanwhile_is_joined(tmp_path, monkeypatch):
+def test_a_folder_created_concurrently_is_joined(tmp_path, monkeypatch):
     run = fill_strategy_defaults(tiny_run.make_run("strategy=per-label"))
     path = tmp_path / "run"
     original = RunDir.read_run_config

@@ -6,7 +6,7 @@ from paragan.core.errors import UsageError
 from paragan.train import rank_agreement
 
 
-def test_a_folder_that_one_host_does_not_see_is_refused_on_all(pool, tmp_path):
+def test_a_folder_missing_on_one_host_raises_on_all(pool, tmp_path):
     def job(world):
         rank_agreement.SHARED_STORAGE_TIMEOUT_S = 0.3
         path = tmp_path / f"host{world.rank // 2}"

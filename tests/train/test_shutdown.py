@@ -29,22 +29,22 @@ def test_all_ranks_stop_at_the_same_step(pool, ranks, coupled):
         stopped = []
         for repetition in range(REPETITIONS):
             store = dist.PrefixStore(f"repetition {repetition}", world.store)
-            again = World(world.launch_info, world.device, store, world.all_ranks, 20.0)
-            chance = random.Random(f"{repetition} {world.rank}")
-            with StopCoordinator(again) as stop:
-                asks = world.rank == repetition % world.size or chance.random() < 0.3  # sometimes several ask
-                timer = threading.Timer(chance.uniform(0, 0.05), stop.request, ["the test"])
-                if asks:
+            new_world = World(world.launch_info, world.device, store, world.all_ranks, 20.0)
+            rng = random.Random(f"{repetition} {world.rank}")
+            with StopCoordinator(new_world) as stop:
+                requests = world.rank == repetition % world.size or rng.random() < 0.3  # sometimes several ask
+                timer = threading.Timer(rng.uniform(0, 0.05), stop.request, ["the test"])
+                if requests:
                     timer.start()
                 step = 0
                 while not stop.is_due(step):
                     if coupled:
                         world.all_ranks.all_reduce_sum(torch.zeros(1)).wait()
                     else:
-                        time.sleep(chance.uniform(0, 0.005))
+                        time.sleep(rng.uniform(0, 0.005))
                     step += 1
                 stopped.append((step, stop.reason.startswith("the test on rank ")))
-                if asks:
+                if requests:
                     timer.join()
         return stopped
 

@@ -41,7 +41,7 @@ def test_losses_are_means_over_lanes_for_any_pass_size():
         play_round(s)
         return s.stats.mean_losses()
 
-    whole = losses(0)
+    reference = losses(0)
     for merge in (1, 3):  # 3: passes of 3, 3 and 2 lanes
         for name, value in losses(merge).items():
-            torch.testing.assert_close(value, whole[name], rtol=1e-5, atol=1e-6, msg=name)
+            torch.testing.assert_close(value, reference[name], rtol=1e-5, atol=1e-6, msg=name)

@@ -258,12 +258,12 @@ def k_nearest(
     """
     best = torch.full((len(queries), NUM_NEIGHBORS), torch.inf, dtype=torch.float64)
     best_rows = torch.zeros((len(queries), NUM_NEIGHBORS), dtype=torch.int64)
-    own_rows = torch.full((len(queries),), -1)
-    own_rows[len(queries) - len(query_rows) :] = torch.from_numpy(query_rows)
+    self_rows = torch.full((len(queries),), -1)
+    self_rows[len(queries) - len(query_rows) :] = torch.from_numpy(query_rows)
     for block_rows, features in blocks:
         rows = torch.from_numpy(block_rows)
         distances = torch.cdist(queries, features.double())
-        distances[own_rows[:, None] == rows] = torch.inf
+        distances[self_rows[:, None] == rows] = torch.inf
         candidates = torch.cat([best, distances], 1)
         candidate_rows = torch.cat([best_rows, rows.expand(len(queries), -1)], 1)
         best, columns = candidates.topk(NUM_NEIGHBORS, largest=False)

@@ -125,7 +125,7 @@ def drop_findings_after(folder: Path, step: int) -> None:
     def is_retained(row: Row) -> bool:
         if row.get("action") in (ACTION_ROLLBACK, ACTION_EXHAUSTED):
             return True
-        found_at = row.get("step")
-        return not is_number(found_at) or found_at <= step
+        finding_step = row.get("step")
+        return not is_number(finding_step) or finding_step <= step
 
     JsonlFile(folder / HEALTH_FILE).filter(is_retained)

@@ -76,9 +76,9 @@ def _split_history(rows: Sequence[Row], options: HealthOptions, key: str) -> tup
     The first list is empty if there are fewer than `patience_ticks` lines with this key.
     """
     with_key = [row for row in rows if key in row]
-    judged = with_key[-options.patience_ticks :]
+    recent = with_key[-options.patience_ticks :]
     before = with_key[: -options.patience_ticks]
-    now = [get_number(row, key) for row in judged] if len(judged) == options.patience_ticks else []
+    now = [get_number(row, key) for row in recent] if len(recent) == options.patience_ticks else []
     past = [value for row in before if math.isfinite(value := get_number(row, key))]
     last_good_step = int(get_number(before[-1], "Progress/step")) if before else 0
     return now, past, last_good_step

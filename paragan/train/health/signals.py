@@ -123,7 +123,7 @@ def _probe_game(session: Session) -> dict[str, Tensor]:
         "fake_variance": within_label_variance(comparison_features(fakes.images), fakes.labels) * num_fakes,
         "real_variance": within_label_variance(comparison_features(reals.images), None) * num_fakes,
     }
-    logits = [verdict.logits for verdict in verdicts]
+    logits = [d_output.logits for d_output in verdicts]
     if role.is_split or not all(isinstance(x, Tensor) for x in logits):  # a user's own D may return anything
         return sums
     real_logits, fake_logits = (x.double().view(len(x), -1).mean(1) for x in logits)  # PatchGAN: mean over patches

@@ -182,13 +182,13 @@ class Lease:
         atomic_write_bytes(self.path, json.dumps(self.contents).encode())
 
     def _heartbeat(self) -> None:
-        last_beat_s = time.monotonic()
+        last_renewal_s = time.monotonic()
         while not self._stopped.wait(self.lease_s / HEARTBEATS_PER_LEASE):
             try:
                 os.utime(self.path)
-                last_beat_s = time.monotonic()
+                last_renewal_s = time.monotonic()
             except OSError:  # the others do not see the heartbeat
-                self.is_lost = self.is_lost or time.monotonic() - last_beat_s > self.lease_s / 2
+                self.is_lost = self.is_lost or time.monotonic() - last_renewal_s > self.lease_s / 2
             with contextlib.suppress(OSError):
                 self.is_owned()
 
@@ -205,8 +205,8 @@ def process_identity() -> list[str] | None:
 
 def is_process_gone(identity: object) -> bool:
     """Return True if a process was on this machine and has ended; False if that is not known."""
-    own = process_identity()
-    if not own or not isinstance(identity, list) or len(identity) != len(own) or identity[:2] != own[:2]:
+    current = process_identity()
+    if not current or not isinstance(identity, list) or len(identity) != len(current) or identity[:2] != current[:2]:
         return False
     return _read_process_identity(identity[2]) != identity
 

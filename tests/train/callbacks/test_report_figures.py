@@ -63,46 +63,48 @@ def run(finished: Path, tmp_path: Path) -> Path:
 def test_neighbors_are_those_of_brute_force(classes, monkeypatch):
     monkeypatch.setattr(report_figures, "BLOCK_IMAGES", 7)
     data, fakes = tiny_run.make_dataset(), make_samples(model_of(classes=classes))
-    found = nearest_neighbors_figure(fakes, data, pixels(8, 1), len(data.images))
-    made, _ = fakes.first_samples(report_figures.NUM_FAKES)
-    assert len(found.strips) == len(made) == (3 if classes else 10)
+    figure = nearest_neighbors_figure(fakes, data, pixels(8, 1), len(data.images))
+    samples, _ = fakes.first_samples(report_figures.NUM_FAKES)
+    assert len(figure.strips) == len(samples) == (3 if classes else 10)
     flat = data.images.reshape(len(data.images), -1).astype(np.float64)
-    for fake, strip in zip(made, found.strips):
+    for fake, strip in zip(samples, figure.strips):
         assert torch.equal(strip.images[0], fake)
-        apart = np.sqrt(((flat - fake.numpy().reshape(1, -1)) ** 2).sum(1)) / 255
-        best = np.argsort(apart, kind="stable")[: report_figures.NUM_NEIGHBORS]
-        shown = strip.images[1:].numpy().transpose(0, 2, 3, 1)
-        there = np.sqrt(((shown.reshape(5, -1) - fake.numpy().reshape(1, -1).astype(float)) ** 2).sum(1)) / 255
-        assert there == pytest.approx(apart[best])
-        assert f"nearest at {apart.min():.3g}" in strip.caption
+        distances = np.sqrt(((flat - fake.numpy().reshape(1, -1)) ** 2).sum(1)) / 255
+        best = np.argsort(distances, kind="stable")[: report_figures.NUM_NEIGHBORS]
+        neighbors = strip.images[1:].numpy().transpose(0, 2, 3, 1)
+        neighbor_distances = (
+            np.sqrt(((neighbors.reshape(5, -1) - fake.numpy().reshape(1, -1).astype(float)) ** 2).sum(1)) / 255
+        )
+        assert neighbor_distances == pytest.approx(distances[best])
+        assert f"nearest at {distances.min():.3g}" in strip.caption
 
 
 def test_the_usual_distance_is_the_median_of_reals_to_their_nearest(monkeypatch):
     monkeypatch.setattr(report_figures, "NUM_BASELINE_REALS", 300)
     data = tiny_run.make_dataset()
-    found = nearest_neighbors_figure(make_samples(model_of()), data, pixels(8, 1), len(data.images))
+    figure = nearest_neighbors_figure(make_samples(model_of()), data, pixels(8, 1), len(data.images))
     flat = data.images.reshape(len(data.images), -1).astype(np.float64) / 255
-    apart = np.linalg.norm(flat[:, None] - flat[None], axis=2)
-    np.fill_diagonal(apart, np.inf)
-    assert f"{np.sort(apart.min(1))[(len(flat) - 1) // 2]:.3g} from its own nearest neighbor" in found.description
-    assert "all 300 training images" in found.description
+    distances = np.linalg.norm(flat[:, None] - flat[None], axis=2)
+    np.fill_diagonal(distances, np.inf)
+    assert f"{np.sort(distances.min(1))[(len(flat) - 1) // 2]:.3g} from its own nearest neighbor" in figure.description
+    assert "all 300 training images" in figure.description
 
 
-def test_a_copy_is_found_and_an_image_is_no_neighbor_of_itself():
+def test_a_copy_is_a_neighbor_and_an_image_is_not_its_neighbor():
     reals = torch.randn(50, 4)
     blocks = ((np.arange(start, start + 10), reals[start : start + 10]) for start in range(0, 50, 10))
-    asking = torch.cat([reals[7:8], reals[[3, 9]]]).double()
-    apart, where = k_nearest(asking, blocks, np.array([3, 9]))
+    queries = torch.cat([reals[7:8], reals[[3, 9]]]).double()
+    distances, where = k_nearest(queries, blocks, np.array([3, 9]))
     assert where[0, 0] == 7
-    assert apart[0, 0] == 0
+    assert distances[0, 0] == 0
     assert 3 not in where[1]
     assert 9 not in where[2]
 
 
-def test_neighbors_of_fewer_images_than_are_shown():
+def test_neighbors_of_fewer_images_than_columns():
     data = from_arrays(np.zeros((2, 8, 8), np.uint8))
-    found = nearest_neighbors_figure(make_samples(model_of(classes=0)), data, pixels(8, 1), 2)
-    assert found.strips[0].images.shape == (3, 1, 8, 8)
+    figure = nearest_neighbors_figure(make_samples(model_of(classes=0)), data, pixels(8, 1), 2)
+    assert figure.strips[0].images.shape == (3, 1, 8, 8)
 
 
 @pytest.mark.parametrize(
@@ -128,14 +130,14 @@ def test_interpolations_end_in_samples(nets):
     assert torch.equal(sample(0, 1), strip.images[-1])  # the embeddings are as they were
 
 
-def test_without_embeddings_there_is_no_class_interpolation():
+def test_class_interpolation_requires_embeddings():
     assert [one.name for one in interpolation_figures(make_samples(model_of(classes=0)))] == ["latents"]
 
 
-@pytest.mark.parametrize(("side", "shown"), [(8, 64), (48, 48), (200, 128)])
-def test_strips_have_a_visible_size(side, shown):
+@pytest.mark.parametrize(("side", "displayed"), [(8, 64), (48, 48), (200, 128)])
+def test_strips_have_a_visible_size(side, displayed):
     strip = report_figures.ImageStrip(torch.zeros(6, 3, side, side, dtype=torch.uint8), "", "", gap_after_first=True)
-    assert render_strip(strip).size == (6 * shown + report_figures.GAP_PX, shown)
+    assert render_strip(strip).size == (6 * displayed + report_figures.GAP_PX, displayed)
 
 
 def test_a_run_ends_with_figures_for_its_page(run):
@@ -178,7 +180,7 @@ def test_missing_data_are_reported(run):
     assert "are not shown" not in (run / "report.html").read_text()
 
 
-def test_figures_that_cannot_be_made_are_refused(run):
+def test_invalid_figures_raise_usage_errors(run):
     assert "did you mean" in usage_error("report", run, "--features", "pixel")
     assert "missing nowhere.pth" in usage_error("report", run, "--features", "inception", "--inception", "nowhere.pth")
     shutil.rmtree(run / "figures")
@@ -190,7 +192,7 @@ def test_figures_that_cannot_be_made_are_refused(run):
     assert ended.err.count("\n") == 1
 
 
-def test_neighbors_in_other_data_are_not_shown(run):
+def test_neighbors_in_other_data_are_omitted(run):
     others = load_data("digits", resolution=16)
     with pytest.raises(Exception, match="space"):
         make_figures(run, dataclasses.replace(others, fingerprint=str(load_model(run).config["data"])))
@@ -201,7 +203,7 @@ def test_neighbors_in_other_data_are_not_shown(run):
     ]
 
 
-def test_a_large_data_set_is_sampled_and_says_so(run):
+def test_a_large_dataset_is_sampled_with_a_note(run):
     make_figures(run, load_data("digits", resolution=8), max_search_values=64 * 500)
     assert (
         "500 of 1,797 training images"
@@ -282,6 +284,6 @@ def test_interpolated_latents_are_those_of_the_sampler():
 
 
 @pytest.mark.parametrize("truncation", [0, -1, 2, float("nan")])
-def test_a_truncation_out_of_range_is_refused(truncation):
+def test_a_truncation_out_of_range_raises(truncation):
     with pytest.raises(UsageError, match=r"between 0\.05 and 1"):
         sample_latent(0, 0, 4, truncation)

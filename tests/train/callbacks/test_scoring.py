@@ -32,19 +32,19 @@ def npz(path, **arrays):
 
 
 @pytest.mark.parametrize("extra", [["--evaluation.count=3", "--evaluation.metrics=[prdc]"], ["--evaluation.count=6"]])
-def test_too_few_fakes_are_refused_before_training(tmp_path, extra):
+def test_too_few_fakes_raise_before_training(tmp_path, extra):
     line = usage_error("train", *TINY_RUN_ARGS, "--evaluation.metrics=[fd,prdc]", *extra, "--run-dir", tmp_path / "run")
     assert "at least 7 images" in line
     assert not (tmp_path / "run").exists()
 
 
-def test_too_few_reals_are_refused_before_training(tmp_path):
+def test_too_few_reals_raise_before_training(tmp_path):
     data = npz(tmp_path / "one.npz", images=np.zeros((1, 8, 8, 1), np.uint8))
     line = usage_error("train", *TINY_RUN_ARGS, "--data", data, "--run-dir", tmp_path / "run")
     assert "1 reals" in line
 
 
-def test_a_class_without_images_is_not_drawn(tmp_path):
+def test_a_class_without_images_is_not_sampled(tmp_path):
     images = np.random.default_rng(0).integers(0, 255, (40, 8, 8, 1), np.uint8)
     data = npz(tmp_path / "e.npz", images=images, labels=np.arange(40) % 2, classes=np.array(["a", "b", "c"]))
     ended = run_cli("train", *TINY_RUN_ARGS, "--data", data, "--kimg=0.032", "--run-dir", tmp_path / "run")
@@ -88,12 +88,12 @@ def test_a_truncation_sweep_prints_a_table(digits):
     assert "between 0.05 and 1" in usage_error("eval", digits, "--truncation=1,2")
 
 
-def test_a_truncated_score_does_not_replace_the_run_s_own(digits):
-    own = (digits / "metrics.jsonl").read_text()
+def test_a_truncated_score_does_not_replace_the_score_of_the_run(digits):
+    original = (digits / "metrics.jsonl").read_text()
     assert run_cli("eval", digits, "--truncation=0.5", "--metrics=kid").status == 0
-    again = ["train", *TINY_RUN_ARGS, "--kimg=0.16", "--run-dir", digits, "--evaluation.metrics=[fd,kid]"]
-    assert run_cli(*again).status == 0
-    assert (digits / "metrics.jsonl").read_text().startswith(own)
+    command = ["train", *TINY_RUN_ARGS, "--kimg=0.16", "--run-dir", digits, "--evaluation.metrics=[fd,kid]"]
+    assert run_cli(*command).status == 0
+    assert (digits / "metrics.jsonl").read_text().startswith(original)
     rows = [row for row in read_jsonl(digits / "metrics.jsonl") if row["name"] == "kid_pixels"]
     assert [row["protocol"]["truncation"] for row in rows] == [0.5, 1.0]
 
@@ -145,7 +145,7 @@ def test_a_classifier_of_the_data_scores_class_by_class(digits, monkeypatch):
     assert accuracy["protocol"]["labels"] == "as in the data"
 
 
-def test_a_classifier_of_fakes_scores_them(digits, monkeypatch):
+def test_fakes_are_scored_by_a_classifier(digits, monkeypatch):
     monkeypatch.setattr(classifier, "DEFAULT_TRAINING", classifier.ClassifierTraining(max_samples=640))
     quick = dataclasses.replace(METRICS["cas"], settings={"train_samples": 640, "test_images": 100})
     monkeypatch.setitem(METRICS, "cas", quick)
@@ -176,12 +176,12 @@ def test_per_class_scores_need_the_classes_of_the_model(digits, tmp_path, metric
     count = len(names)
     images, labels = np.random.default_rng(0).integers(0, 255, (8 * count, 8, 8, 1), np.uint8), np.arange(8 * count)
     data = npz(tmp_path / "d.npz", images=images, labels=labels % count, classes=np.array([*names]))
-    asked = ("eval", digits, "--data", data, "--count", "32", "--metrics")
+    command = ("eval", digits, "--data", data, "--count", "32", "--metrics")
     if count > 1 or metric == "intra_fd":
-        line = usage_error(*asked, metric)
+        line = usage_error(*command, metric)
         assert f"other classes ({count}: a" in line
         assert "(10: 0, 1, 2, 3, 4, ...)" in line
-    assert run_cli(*asked, "fd").status == 0
+    assert run_cli(*command, "fd").status == 0
 
 
 def test_a_model_whose_classes_are_numbers_goes_with_any_names(digits, tmp_path):
@@ -227,7 +227,7 @@ def scored(tmp_path_factory):
 
 @pytest.mark.parametrize(("moment", "kimg", "message"), [(0, 0.08, "(step 5)"), (1, 0.16, "before its")])
 def test_a_stop_does_not_wait_for_scores(moment, kimg, message, tmp_path, monkeypatch, scored):
-    """The run that resumes measures them, with the results of an undisturbed run."""
+    """The run that resumes measures them, with the results of an uninterrupted run."""
     samplers, scored_moments = [], []
 
     def prefetch(*arguments, make_sampler=scoring.prefetch):

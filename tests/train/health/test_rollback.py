@@ -48,7 +48,7 @@ def rolled_back(tmp_path_factory):
     return folder, ended
 
 
-def test_a_diverged_run_goes_back_and_says_so(rolled_back):
+def test_a_diverged_run_rolls_back_and_reports_it(rolled_back):
     folder, ended = rolled_back
     assert logged_steps(folder) == list(range(1, 11))
     (row,) = read_jsonl(folder / "health.jsonl")
@@ -108,7 +108,7 @@ def test_a_kill_during_a_rollback_is_completed_by_the_next_start(rolled_back, tm
     assert logged_steps(run) == list(range(1, 11))
 
 
-def test_it_gives_up_after_max_rollbacks(tmp_path):
+def test_a_run_fails_after_max_rollbacks(tmp_path):
     with diverging(times=9):
         ended = run_cli(
             *train_args(
@@ -125,7 +125,7 @@ def test_it_gives_up_after_max_rollbacks(tmp_path):
     assert rows[0]["reseed"] is False
 
 
-def test_without_a_checkpoint_it_starts_again(tmp_path):
+def test_rollback_without_a_checkpoint_restarts(tmp_path):
     with diverging():
         ended = run_cli(*train_args(tmp_path / "run", "--kimg=0.16", "--on-divergence=rollback"))
     assert ended.status == 0
@@ -195,7 +195,7 @@ rollback.retire_undone_checkpoints = retire_undone_checkpoints
 
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("strategy", ["sync", "quantized", "async"])
-def test_ranks_go_back_together_from_divergence(strategy, tmp_path, processes):
+def test_all_ranks_roll_back_after_divergence(strategy, tmp_path, processes):
     more = (f"--strategy={strategy}", "--health.patience_ticks=1", "--health.divergence_factor=5")
     command = train_args(tmp_path / "run", *ROLLBACK_ARGS, *more)
     ranks = processes.start_ranks(
@@ -228,7 +228,7 @@ def test_a_rank_killed_during_a_rollback_is_noticed_at_once(victim, tmp_path, pr
 
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("wire", ["exact", "int8"])
-def test_ranks_go_back_together(wire, tmp_path, processes):
+def test_all_ranks_roll_back(wire, tmp_path, processes):
     command = train_args(tmp_path / "run", *ROLLBACK_ARGS, f"--strategy.wire={wire}")
     ranks = processes.start_ranks(2, *command, start=lambda *a, **env: processes.start_forked(*a, patch=PATCH, **env))
     assert [rank.wait() for rank in ranks] == [0, 0], [rank.err for rank in ranks]
@@ -237,7 +237,7 @@ def test_ranks_go_back_together(wire, tmp_path, processes):
 
 
 @pytest.mark.parametrize("to_step", [None, "x"])
-def test_a_rollback_line_without_to_step_is_refused(tmp_path, to_step):
+def test_a_rollback_line_without_to_step_raises(tmp_path, to_step):
     run = train_tiny(tmp_path / "run", "--kimg=0.032")
     JsonlFile(run / "health.jsonl").extend([{"kind": 5, "step": "x"}, {"action": "rollback", "to_step": to_step}])
     assert "Correct or delete that line" in usage_error(*train_args(run, "--kimg=0.064"))

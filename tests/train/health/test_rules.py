@@ -41,14 +41,14 @@ def rows(ticks: int = 20, **last: list[float]) -> list[dict[str, float]]:
         "Health/label/number": 3.0,
         "Consensus/G": 0.02,
     }
-    found = [
+    history = [
         {"Progress/step": float(10 * t)} | {key: x * (1 + 0.2 * rng.standard_normal()) for key, x in usual.items()}
         for t in range(1, ticks + 1)
     ]
     for key, values in last.items():
-        for row, value in zip(found[-len(values) :], values, strict=True):
+        for row, value in zip(history[-len(values) :], values, strict=True):
             row[key.replace("__", "/")] = value
-    return found
+    return history
 
 
 def kinds(lines, limits: HealthOptions = LIMITS) -> list[str]:
@@ -76,19 +76,19 @@ def test_a_healthy_run_has_no_findings():
         ("noisy_label", {"Health__label__roughness": [1.0, 0.97, 1.02], "Health__label__others": [0.5] * 3}),
     ],
 )
-def test_each_kind_is_found_after_patience_ticks(kind, last):
-    (found,) = detect(rows(**last), LIMITS)
-    assert found.kind == kind
-    assert found.advice
-    assert found.key in rows(**last)[-1]
+def test_each_kind_is_detected_after_patience_ticks(kind, last):
+    (finding,) = detect(rows(**last), LIMITS)
+    assert finding.kind == kind
+    assert finding.advice
+    assert finding.key in rows(**last)[-1]
     if kind not in ("nonfinite", "drift", "overshoot"):
-        assert found.last_good_step == 170  # the line before the first of the three
+        assert finding.last_good_step == 170  # the line before the first of the three
         shorter = {key: [rows()[0][key.replace("__", "/")], *values[1:]] for key, values in last.items()}
         assert kinds(rows(**shorter)) == []
         assert kinds(rows(**last), dataclasses.replace(LIMITS, patience_ticks=4)) == []
 
 
-def test_a_line_read_back_is_judged_as_the_one_written(tmp_path):
+def test_a_line_read_back_has_the_same_findings(tmp_path):
     from paragan.core.jsonl import JsonlFile
 
     JsonlFile(tmp_path / "s.jsonl").append(rows(Loss__G__loss=[math.nan])[-1])
@@ -104,13 +104,13 @@ def test_a_short_history_is_not_compared():
 )
 def test_measuring_changes_no_state(settings):
     of = tiny_run.make_run(*settings)
-    measured, undisturbed, signs = tiny_run.make_session(of), tiny_run.make_session(of), HealthSignals()
+    measured, reference, signs = tiny_run.make_session(of), tiny_run.make_session(of), HealthSignals()
     for _ in range(4):
         play_round(measured)
         line = signs(measured)
-        play_round(undisturbed)
+        play_round(reference)
         assert all(math.isfinite(value) for value in line.values())
-    assert tiny_run.is_equal(tiny_run.session_state(measured), tiny_run.session_state(undisturbed))
+    assert tiny_run.is_equal(tiny_run.session_state(measured), tiny_run.session_state(reference))
 
 
 def test_signals_equal_numpy():
@@ -135,17 +135,17 @@ def test_signals_equal_numpy():
 @contextlib.contextmanager
 def longest_step(player):
     """A list that fills with how far each step moves the weights that are sampled, relative to them."""
-    found, step = [], player.optimizer.step
+    step_norms, step = [], player.optimizer.step
 
     def recorded(closure=None):
         before = player.flat.params.clone()
         step(closure)
         every = -(-len(before) // 1024)
         went = (player.flat.params - before)[::every].double().norm()
-        found.append(float(went / before[::every].double().norm()))
+        step_norms.append(float(went / before[::every].double().norm()))
 
     player.optimizer.step = recorded
-    yield found
+    yield step_norms
     player.optimizer.step = step
 
 
@@ -172,36 +172,40 @@ def test_within_label_variance_equals_numpy():
 def test_noise_has_roughness_one_and_digits_less():
     rng, digits = np.random.default_rng(0), tiny_run.make_dataset()
     noise = torch.from_numpy(rng.uniform(-1, 1, (400, 1, 8, 8)))
-    varies, apart = texture_variances(noise)
-    assert float(apart.sum() / varies.sum()) == pytest.approx(1.0, abs=0.03)
+    pixel_variances, neighbor_variances = texture_variances(noise)
+    assert float(neighbor_variances.sum() / pixel_variances.sum()) == pytest.approx(1.0, abs=0.03)
     sums = torch.zeros(3, 10, dtype=torch.float64)
     images = torch.from_numpy(digits.images.transpose(0, 3, 1, 2) / 127.5 - 1)
     images[digits.labels == 4] = noise[: int((digits.labels == 4).sum())]
-    varies, apart = texture_variances(images)
-    sums.index_add_(1, torch.from_numpy(digits.labels), torch.stack([torch.ones_like(varies), varies, apart]))
-    found = find_roughest_label(sums)
-    assert found["Health/label/number"] == 4
-    assert found["Health/label/roughness"] > 0.9
-    assert found["Health/label/others"] < 0.6
+    pixel_variances, neighbor_variances = texture_variances(images)
+    sums.index_add_(
+        1,
+        torch.from_numpy(digits.labels),
+        torch.stack([torch.ones_like(pixel_variances), pixel_variances, neighbor_variances]),
+    )
+    roughest = find_roughest_label(sums)
+    assert roughest["Health/label/number"] == 4
+    assert roughest["Health/label/roughness"] > 0.9
+    assert roughest["Health/label/others"] < 0.6
 
 
-def test_all_ranks_see_replica_drift(pool):
+def test_replica_drift_is_equal_on_all_ranks(pool):
     def measure(world):
-        of, alike = tiny_run.make_run(), []
+        of, drifts = tiny_run.make_run(), []
         for seed in (0, world.rank):
             s = tiny_run.make_session(of if seed == 0 else dataclasses.replace(of, seed=seed), world)
             play_round(s)
-            alike.append(HealthSignals()(s)["Health/G/replica_drift"])
-        return alike
+            drifts.append(HealthSignals()(s)["Health/G/replica_drift"])
+        return drifts
 
-    (same, apart), (same_too, apart_too) = pool(2, measure)
-    assert same == same_too == 0
-    assert apart == apart_too > 0.01
+    (zero, drift), (zero_1, drift_1) = pool(2, measure)
+    assert zero == zero_1 == 0
+    assert drift == drift_1 > 0.01
 
 
 def test_every_strategy_can_be_measured(pool):
     def measure(world):
-        found = []
+        lines = []
         for settings in (
             ["strategy=gossip", "strategy.peer_timeout_s=0"],
             ["strategy=async"],
@@ -213,18 +217,18 @@ def test_every_strategy_can_be_measured(pool):
                 if s.role.barrier:
                     s.role.barrier()
                 line = signs(s)
-            found.append(line)
+            lines.append(line)
             if s.role.drain:
                 s.role.drain()
-        return found
+        return lines
 
     first, second = pool(2, measure)
     assert first == second
-    gossip, apart, quantized = first
+    gossip, asynchronous, quantized = first
     assert "Health/G/replica_drift" not in gossip
     assert quantized["Health/G/replica_drift"] == 0
-    assert "Health/D/accuracy" not in apart
-    assert apart["Health/G/diversity"] > 0
+    assert "Health/D/accuracy" not in asynchronous
+    assert asynchronous["Health/G/diversity"] > 0
 
 
 # In runs --------------------------------------------------------------------------------------------------
@@ -250,7 +254,7 @@ def raise_learning_rate(session):
     player._base_lrs = [100 * rate for rate in player._base_lrs]
 
 
-def test_a_far_too_large_learning_rate_is_found_at_the_next_line(tmp_path):
+def test_a_too_large_learning_rate_is_detected_at_the_next_line(tmp_path):
     with on_step(2, raise_learning_rate):
         ended = run_cli(*train_args(tmp_path / "run", "--kimg=0.16"))
     assert ended.status == 0
@@ -260,7 +264,7 @@ def test_a_far_too_large_learning_rate_is_found_at_the_next_line(tmp_path):
     assert ended.out.count("a step of D changed its weights") == 1
 
 
-def test_health_off_measures_nothing(tmp_path):
+def test_health_off_takes_no_measurements(tmp_path):
     with on_step(2, freeze_g):
         ended = run_cli(*train_args(tmp_path / "run", "--kimg=0.16", "--health=off"))
     assert ended.status == 0
@@ -280,5 +284,5 @@ def test_health_off_measures_nothing(tmp_path):
         (["--health=sometimes"], "health.enabled"),
     ],
 )
-def test_bad_health_fields_are_refused(settings, message, tmp_path):
+def test_bad_health_fields_raise_usage_errors(settings, message, tmp_path):
     assert message in usage_error(*train_args(tmp_path / "run", *settings))

@@ -50,12 +50,12 @@ def student_run(teacher: Path, *settings: str, weight: float = 10.0):
 
 def test_the_distance_to_the_teacher_shrinks(per_label):
     def distances(weight: float) -> list[float]:
-        s, found = tiny_run.make_session(student_run(per_label, weight=weight)), []
+        s, losses = tiny_run.make_session(student_run(per_label, weight=weight)), []
         for _ in range(4):
             for _ in range(15):
                 play_round(s)
-            found.append(s.stats.tick(s.clock.images, s.clock.step)["Loss/G/distance"])
-        return found
+            losses.append(s.stats.tick(s.clock.images, s.clock.step)["Loss/G/distance"])
+        return losses
 
     much, hardly = distances(100), distances(1e-6)
     assert much == sorted(much, reverse=True)
@@ -72,9 +72,9 @@ def test_the_teacher_uses_the_generator_of_each_label(per_label):
     run = student_run(per_label)
     teacher, sampler = make_teacher(run, tiny_run.make_dataset(), CPU), load_model(per_label).sampler
     z, y = torch.randn(7, 8), torch.tensor([3, 0, 9, 3, 3, 1, 0])
-    made = teacher(z, y)
-    assert not made.requires_grad
-    for latent, label, image in zip(z, y, made):
+    images = teacher(z, y)
+    assert not images.requires_grad
+    for latent, label, image in zip(z, y, images):
         torch.testing.assert_close(image, sampler.for_label(int(label)).g(latent[None], None)[0].detach())
 
 
@@ -131,11 +131,11 @@ def test_merge_makes_one_model_and_compares_it(tmp_path):
     assert "distill_weight was 3.0, is 2.0" in usage_error(*command[:-1], "--weight=2")
 
 
-def test_a_stopped_merge_equals_an_undisturbed_one(per_label, tmp_path):
-    given = ("--kimg=0.16", f"--distill_from={per_label}")
-    stopped = train_interrupted(tmp_path / "a", 4, *given)
-    assert run_cli("train", *TINY_RUN_ARGS, f"--run-dir={stopped}", *given).status == 0
-    assert final_tensors(stopped) == final_tensors(train_tiny(tmp_path / "b", *given))
+def test_a_resumed_merge_equals_an_uninterrupted_one(per_label, tmp_path):
+    arguments = ("--kimg=0.16", f"--distill_from={per_label}")
+    stopped = train_interrupted(tmp_path / "a", 4, *arguments)
+    assert run_cli("train", *TINY_RUN_ARGS, f"--run-dir={stopped}", *arguments).status == 0
+    assert final_tensors(stopped) == final_tensors(train_tiny(tmp_path / "b", *arguments))
 
 
 @pytest.mark.parametrize("strategy", ["sync", "gossip"])
@@ -161,7 +161,7 @@ def test_the_student_may_differ_except_in_its_latent(per_label, tmp_path):
     assert not (tmp_path / "l").exists()
 
 
-def test_bad_merges_are_refused(finished, per_label, tmp_path):
+def test_bad_merges_raise_usage_errors(finished, per_label, tmp_path):
     assert "does not exist" in usage_error("merge", tmp_path / "nowhere")
     assert "Use a run of --strategy per-label" in usage_error("merge", finished)
     assert "this is RUN_DIR" in usage_error("merge", per_label, f"--out={per_label}")

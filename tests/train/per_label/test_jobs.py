@@ -19,10 +19,10 @@ COUNTS = (40, 10, 25)
 
 def images(counts=COUNTS, classes=("ant", "bee", "cat")):
     """Images of a label are of about one brightness: cat is nearer to ant than to bee."""
-    whole = tiny_run.make_dataset()
+    dataset = tiny_run.make_dataset()
     labels = np.repeat(np.arange(len(counts)), counts)
     pixels = np.broadcast_to(np.array([100, 240, 130])[labels][:, None, None, None], (len(labels), 8, 8, 1))
-    return dataclasses.replace(whole, images=pixels.astype(np.uint8), labels=labels, classes=classes)
+    return dataclasses.replace(dataset, images=pixels.astype(np.uint8), labels=labels, classes=classes)
 
 
 def run(*settings, ranks=1):
@@ -106,10 +106,10 @@ def test_rare_labels_are_named():
     ],
     ids=["no labels", "no image", "too short", "too short for one"],
 )
-def test_bad_label_data_are_refused(dataset, settings, message):
-    with pytest.raises(UsageError) as refused:
+def test_bad_label_data_raise_usage_errors(dataset, settings, message):
+    with pytest.raises(UsageError) as raised:
         make_label_jobs(*settings, dataset=dataset)
-    assert message in str(refused.value)
+    assert message in str(raised.value)
 
 
 def test_the_suggested_budget_works():

@@ -74,8 +74,8 @@ def kill_and_start(run: Path, processes: CliProcesses, draw: random.Random) -> l
 
 
 def test_killed_workers_change_no_label(tmp_path, processes):
-    calm, run = tmp_path / "calm", tmp_path / "run"
-    assert [worker.wait(600) for worker in [start(calm, processes) for _ in range(2)]] == [0, 0]
+    uninterrupted, run = tmp_path / "calm", tmp_path / "run"
+    assert [worker.wait(600) for worker in [start(uninterrupted, processes) for _ in range(2)]] == [0, 0]
     workers = kill_and_start(run, processes, random.Random(0))
     assert [worker.wait(600) for worker in workers] == [0, 0], [worker.err for worker in workers]
     job_leases = [leases(run, job) for job in (*(f"{label:04d}" for label in range(LABELS)), "all")]
@@ -83,15 +83,16 @@ def test_killed_workers_change_no_label(tmp_path, processes):
     assert {of[-1]["state"] for of in job_leases} == {"done"}
     assert sum(map(len, job_leases)) > len(job_leases)  # some were killed with a label
     assert [of[-1]["images"] for of in job_leases[:-1]] == [16 * STEPS] * LABELS
-    for mine, theirs in zip(labels(run), labels(calm)):
-        assert logged_steps(mine) == logged_steps(theirs) == list(range(1, STEPS + 1))
-        assert final_tensors(mine) == final_tensors(theirs)
+    for mine, expected in zip(labels(run), labels(uninterrupted)):
+        assert logged_steps(mine) == logged_steps(expected) == list(range(1, STEPS + 1))
+        assert final_tensors(mine) == final_tensors(expected)
     labels_of_samples = np.repeat(np.arange(LABELS), 3)
     of_both = [
-        load_model(folder).sampler.images(range(len(labels_of_samples)), labels_of_samples) for folder in (run, calm)
+        load_model(folder).sampler.images(range(len(labels_of_samples)), labels_of_samples)
+        for folder in (run, uninterrupted)
     ]
     assert (of_both[0] == of_both[1]).all()
-    scores = [read_jsonl(folder / "metrics.jsonl") for folder in (run, calm)]
+    scores = [read_jsonl(folder / "metrics.jsonl") for folder in (run, uninterrupted)]
     assert [row["value"] for row in scores[0]] == [row["value"] for row in scores[1]]
 
 

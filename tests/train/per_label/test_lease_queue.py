@@ -46,9 +46,9 @@ def test_only_the_last_entry_of_a_job_counts(tmp_path):
     assert not first.is_owned()
     assert second.is_owned()
     second.release("done", images=2)
-    for found in (LeaseQueue(tmp_path, 60).entries()["0003"], leases.entry("0003")):
-        assert found
-        assert (found.lease_number, found.state, found.metadata["images"]) == (2, "done", 2)
+    for released in (LeaseQueue(tmp_path, 60).entries()["0003"], leases.entry("0003")):
+        assert released
+        assert (released.lease_number, released.state, released.metadata["images"]) == (2, "done", 2)
     assert leases.entry("0004") is None
 
 
@@ -121,7 +121,7 @@ def test_an_owner_sees_that_it_lost_the_lease(tmp_path):
         wait_until(lambda: lease.is_lost, 5)
 
 
-def test_an_owner_without_heartbeat_gives_up(tmp_path):
+def test_an_owner_without_heartbeat_stops(tmp_path):
     lease = acquire_from_other_host(tmp_path / "queue")
     lease.lease_s = 0.3
     with lease:
