@@ -33,12 +33,12 @@ from code_metrics import (
     misformed_messages,
     modules_without_docstring,
     private_imports,
+    single_field_functions,
     strategy_queries,
     strategy_subclasses,
     strongly_connected,
     undocumented_interfaces,
     unlike_assignments,
-    whole_runs,
 )
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -306,7 +306,7 @@ def test_what_other_packages_call_has_a_docstring():
 
 @each_module
 def test_functions_get_only_the_section_used(module: Module):
-    expect_none(whole_runs([module]), "Pass that section instead of the run")
+    expect_none(single_field_functions([module]), "Pass that section instead of the run")
 
 
 # Imports and effects -----------------------------------------------------------------------------------
