@@ -51,7 +51,7 @@ def drift_job(max_staleness, slow_ms):
 
 
 @pytest.mark.parametrize(("max_staleness", "slow_ms"), [(1, 2), (8, 2), (8, 20), (1000, 20)])
-def test_mean_is_kept_under_any_delay(pool, max_staleness, slow_ms):
+def test_mean_is_preserved_under_any_delay(pool, max_staleness, slow_ms):
     results = pool(SIZE, drift_job(max_staleness, slow_ms))
     mixed = torch.stack([params for _, params, _ in results]).double()
     without_gossip = torch.stack([params for _, _, params in results]).double()

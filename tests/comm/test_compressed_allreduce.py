@@ -78,8 +78,8 @@ def test_equals_the_papers_server(pool, wire, feedback, size):
     results = pool(size, lambda world: run_exchange(world, CompressedAllReduce(wire, world.all_ranks, feedback), 5))
     expected, residuals = simulate_server(wire, size, 5, results[0][2], feedback)
     for rank, (gradients, residual, _) in enumerate(results):
-        for ours, theirs in zip(gradients, expected, strict=True):
-            assert torch.equal(ours, theirs)
+        for gradient, reference in zip(gradients, expected, strict=True):
+            assert torch.equal(gradient, reference)
         if feedback:
             assert torch.equal(residual, residuals[rank])
         else:
@@ -126,7 +126,7 @@ def test_counted_bytes_equal_predicted_bytes(pool, size):
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_all_ranks_refuse_a_step_that_is_not_finite(pool, bad):
+def test_all_ranks_reject_a_nonfinite_step(pool, bad):
     def job(world):
         flat = FlatParams(net(), bucket_bytes=256, player_name="D")
         exchange = CompressedAllReduce(Int4(), world.all_ranks)
@@ -139,18 +139,18 @@ def test_all_ranks_refuse_a_step_that_is_not_finite(pool, bad):
                 flat.grads.copy_(random_gradient(world.rank, 1, len(flat.grads)))
                 if world.rank == 1:
                     flat.parameters[1].grad.view(-1)[3] = bad  # the last layer's weight: parameters run backwards
-            refusal = None
+            failure = None
         except RunError as error:
-            refusal = type(error), str(error)
-        return refusal, torch.equal(before, flat.states()["residual"])
+            failure = type(error), str(error)
+        return failure, torch.equal(before, flat.states()["residual"])
 
-    for rank, (refusal, is_unchanged) in enumerate(pool(3, job)):
+    for rank, (failure, is_unchanged) in enumerate(pool(3, job)):
         assert is_unchanged
         if rank == 1:
-            assert refusal == (Diverged, "the gradient of D 1.weight is not finite: the step was refused")
+            assert failure == (Diverged, "the gradient of D 1.weight is not finite: the step was refused")
         else:
-            assert refusal[0] is NonFiniteMessage
-            assert "int4 wire delivered numbers that are not finite" in refusal[1]
+            assert failure[0] is NonFiniteMessage
+            assert "int4 wire delivered numbers that are not finite" in failure[1]
 
 
 def test_number_too_large_for_the_wire_is_named(pool):

@@ -22,7 +22,7 @@ def compute_gradients(model):
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
-def test_network_keeps_values_and_strides(layout):
+def test_flattening_preserves_values_and_strides(layout):
     before, model = net().to(memory_format=layout), net().to(memory_format=layout)
     flat = FlatParams(model)
     for (name, p), (other, q) in zip(before.named_parameters(), model.named_parameters(), strict=True):
@@ -38,7 +38,7 @@ def test_network_keeps_values_and_strides(layout):
     assert not any(p.any() for p in model.parameters())
 
 
-def test_padding_stays_zero():
+def test_padding_is_zero():
     model = net()
     flat = FlatParams(model)
     compute_gradients(model)
@@ -50,7 +50,7 @@ def test_padding_stays_zero():
     assert inside.sum() == sum(p.numel() for p in model.parameters())
 
 
-def test_frozen_parameters_are_not_moved():
+def test_frozen_parameters_are_not_flattened():
     model = net()
     model[0].requires_grad_(False)
     address = model[0].weight.data_ptr()

@@ -20,17 +20,17 @@ def test_single_process_without_a_launcher():
     assert LaunchInfo.from_environment(sbatch_without_srun) == LaunchInfo()
 
 
-def test_torchrun():
+def test_torchrun_variables():
     env = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
     assert LaunchInfo.from_environment(env) == LaunchInfo(5, 8, 1, 4)
 
 
-def test_ranks_started_by_hand():
+def test_manual_launch_needs_only_rank_and_world_size():
     assert LaunchInfo.from_environment({"RANK": "1", "WORLD_SIZE": "2"}) == LaunchInfo(1, 2, 0, 1)
 
 
 @pytest.mark.parametrize(("tasks", "local_size"), [("4(x2)", 4), ("4(x2),3", 4), ("8", 8), ("2,1", 2)])
-def test_srun(tasks, local_size):
+def test_srun_variables(tasks, local_size):
     env = {"SLURM_STEP_NUM_TASKS": "8", "SLURM_PROCID": "5", "SLURM_LOCALID": "1", "SLURM_STEP_TASKS_PER_NODE": tasks}
     assert LaunchInfo.from_environment(env) == LaunchInfo(5, 8, 1, local_size)
 
@@ -55,11 +55,11 @@ def test_torchrun_precedes_slurm():
     ],
     ids=str,
 )
-def test_invalid_variables_are_refused_on_every_rank(env):
-    with pytest.raises(UsageError) as refusal:
+def test_invalid_variables_are_rejected_on_every_rank(env):
+    with pytest.raises(UsageError) as error:
         LaunchInfo.from_environment(env)
-    assert not refusal.value.same_on_all_ranks  # every rank prints its own
-    assert any(name in str(refusal.value) for name in env)
+    assert not error.value.same_on_all_ranks  # every rank prints its own
+    assert any(name in str(error.value) for name in env)
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_port_in_use_is_named():
 
 
 @pytest.mark.parametrize("port", ["0", "65536", "http"])
-def test_invalid_port_is_refused(port):
+def test_invalid_port_is_rejected(port):
     with pytest.raises(UsageError, match="MASTER_PORT"):
         rendezvous(LaunchInfo(0, 2), {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}, 1.0)
 

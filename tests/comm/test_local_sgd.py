@@ -61,7 +61,7 @@ def test_equals_a_simulation_of_all_ranks(pool, sync_period):
             torch.testing.assert_close(params[name], expected[name], rtol=2e-4, atol=2e-5)
 
 
-def test_each_team_has_its_own_period(pool):
+def test_teams_average_separately(pool):
     """Two ranks of G and two of D differ within a period; what is evaluated is the mean of a team."""
     from paragan.train.averaged_model import averaged_networks, consensus_distance
 

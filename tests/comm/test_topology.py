@@ -56,23 +56,23 @@ def test_every_matrix_is_doubly_stochastic_and_connects(topology):
 
 @every_topology
 @pytest.mark.parametrize("size", [4, 8, 16])
-def test_distance_to_the_mean_contracts_as_stated(topology, size):
+def test_contraction_bounds_the_distance_to_the_mean(topology, size):
     """By `contraction` at worst: exactly so for a fixed W from the worst start, and in the mean for random ones."""
-    stated = contraction(topology, size)
+    rate = contraction(topology, size)
     period = topology.period(size)
     if period:
         product = np.eye(size)
         for step in range(3 * period):
             product = topology.matrix(size, step) @ product
-        assert np.linalg.norm(product - 1 / size, 2) <= stated ** (3 * period) + 1e-12
+        assert np.linalg.norm(product - 1 / size, 2) <= rate ** (3 * period) + 1e-12
         if period == 1:
             w = topology.matrix(size, 0)
-            assert np.linalg.norm(w - 1 / size, 2) == pytest.approx(stated, abs=1e-12)
+            assert np.linalg.norm(w - 1 / size, 2) == pytest.approx(rate, abs=1e-12)
         return
     x = np.random.default_rng(0).standard_normal(size)
     x -= x.mean()
     ratios = [np.square(topology.matrix(size, step) @ x).sum() / np.square(x).sum() for step in range(4000)]
-    assert np.mean(ratios) ** 0.5 == pytest.approx(stated, rel=0.02)
+    assert np.mean(ratios) ** 0.5 == pytest.approx(rate, rel=0.02)
 
 
 def test_known_contractions():
@@ -125,7 +125,7 @@ def test_random_graphs_differ_from_step_to_step_and_follow_the_seed():
         (Torus(), 7, "topology=torus on 7 ranks: it needs .* not prime. Use ring, exp"),
     ],
 )
-def test_refusal_names_usable_topologies(topology, size, message):
+def test_error_names_usable_topologies(topology, size, message):
     with pytest.raises(UsageError, match=message):
         check_topology(topology, size)
 
@@ -155,7 +155,7 @@ def test_graph_from_a_file(tmp_path):
         ("1\n", "the matrix in .* is for 1 ranks. Use ring"),
     ],
 )
-def test_invalid_graph_is_refused(tmp_path, text, message):
+def test_invalid_graph_is_rejected(tmp_path, text, message):
     file = tmp_path / "graph.csv"
     file.write_text(text)
     with pytest.raises(UsageError, match=message):

@@ -40,10 +40,10 @@ def test_solo_needs_no_process_group():
 def test_groups_of_some_ranks(pool):
     def job(world):
         groups = [world.new_group([0, 2]), world.new_group([1])]
-        own_group = next(g for g in groups if g)
+        group = next(g for g in groups if g)
         x = torch.tensor([float(world.rank)])
-        own_group.all_reduce_sum(x).wait()
-        return own_group.size, own_group.rank, x.item()
+        group.all_reduce_sum(x).wait()
+        return group.size, group.rank, x.item()
 
     assert pool(3, job) == [(2, 0, 2.0), (1, 0, 1.0), (2, 1, 2.0)]
 
@@ -73,7 +73,7 @@ def test_all_ranks_report_the_first_failure(pool):
     assert pool(3, job) == ["rank 2, step 41: bad pixel"] * 3
 
 
-def test_other_sockets_keep_their_timeouts(pool):
+def test_timeouts_of_other_sockets_are_unchanged(pool):
     def job(world):
         world.report_failure(ValueError("bad pixel"), 41)
         handles = filter(None, map(duplicate_socket, open_sockets()))

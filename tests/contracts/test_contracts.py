@@ -31,7 +31,7 @@ replicated = pytest.mark.parametrize(
     ids=[name for name in table.STRATEGIES if name not in table.UNREPLICATED],
 )  # fmt: skip
 
-with_own_players = pytest.mark.parametrize(
+unreplicated = pytest.mark.parametrize(
     "settings", [table.STRATEGIES[name] for name in table.UNREPLICATED], ids=table.UNREPLICATED
 )
 
@@ -77,28 +77,28 @@ def test_replicas_are_identical(pool, settings):
     assert all(tiny_run.is_equal(states[0], other) for other in states[1:])
 
 
-@with_own_players
-def test_what_one_evaluates_is_the_mean_over_ranks(pool, settings):
+@unreplicated
+def test_evaluated_networks_are_the_mean_over_ranks(pool, settings):
     run = tiny_run.make_run(*settings, "nets.batch_norm=true")
 
     def job(world):
         s = tiny_run.make_session(run, world)
         for _ in range(3):
             play_round(s)
-        before, apart = tiny_run.session_state(s), consensus_distance(s)
+        before, distances = tiny_run.session_state(s), consensus_distance(s)
         with averaged_networks(s):
             mean = tiny_run.session_state(s)
-        return before, mean, apart, tiny_run.is_equal(before, tiny_run.session_state(s))
+        return before, mean, distances, tiny_run.is_equal(before, tiny_run.session_state(s))
 
-    found = pool(4, job)
-    averages = torch.stack([before["G/average"] for before, *_ in found])
-    for _, mean, apart, restored in found:
+    results = pool(4, job)
+    averages = torch.stack([before["G/average"] for before, *_ in results])
+    for _, mean, distances, restored in results:
         torch.testing.assert_close(mean["G/average"], averages.mean(0))
-        assert all(torch.equal(mean[name], found[0][1][name]) for name in mean if name.startswith("D/"))
+        assert all(torch.equal(mean[name], results[0][1][name]) for name in mean if name.startswith("D/"))
         assert restored
-        assert apart == found[0][2]
-        assert 0 < apart["Consensus/D"] < 1
-    assert not tiny_run.is_equal(found[0][0], found[1][0])
+        assert distances == results[0][2]
+        assert 0 < distances["Consensus/D"] < 1
+    assert not tiny_run.is_equal(results[0][0], results[1][0])
 
 
 @every_strategy
@@ -126,7 +126,7 @@ def test_six_and_four_rounds_equal_ten(pool, settings, optimizer, ranks, tmp_pat
 
 
 @pytest.mark.parametrize("optimizer", ["adabelief", "lamb", "lookahead"])
-def test_the_laws_hold_with_a_third_party_optimizer(optimizer, tmp_path):
+def test_contracts_hold_with_a_third_party_optimizer(optimizer, tmp_path):
     test_six_and_four_rounds_equal_ten(None, ("strategy=sync",), optimizer, 1, tmp_path)
 
 
@@ -135,12 +135,12 @@ CLIPPED = VARIANTS["clip"]
 
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("name", ["sync", "quantized exact", "gossip int8", "async teams"])
-def test_the_laws_hold_with_weight_clipping(pool, name, ranks, tmp_path):
+def test_contracts_hold_with_weight_clipping(pool, name, ranks, tmp_path):
     test_six_and_four_rounds_equal_ten(pool, (*table.STRATEGIES[name], *CLIPPED), "sgd", ranks, tmp_path)
 
 
 @every_strategy
-def test_clipped_weights_of_d_are_in_their_box_after_every_step_and_those_of_g_are_free(pool, settings):
+def test_d_is_clipped_after_every_step_and_g_is_not(pool, settings):
     run = tiny_run.make_run(*settings, *CLIPPED, "nets.batch_norm=true")  # whose gains begin at 1
 
     def largest(world):
@@ -188,14 +188,14 @@ def test_two_ranks_resume_from_the_mean_state_of_four(pool, settings, tmp_path):
 
     def then(world):
         s = tiny_run.make_session(run, world, saved)
-        owed = remembered(s)
+        restored = remembered(s)
         play_round(s)
-        return owed, tiny_run.gather_owner_state(s)
+        return restored, tiny_run.gather_owner_state(s)
 
     after = pool(2, then)
-    for owed, _ in after:
-        assert owed.keys() == {name for _, memories in before for name in memories}
-        for name, vector in owed.items():
+    for restored, _ in after:
+        assert restored.keys() == {name for _, memories in before for name in memories}
+        for name, vector in restored.items():
             of_those = [memories[name] for _, memories in before if name in memories]
             torch.testing.assert_close(vector, torch.stack(of_those).mean(0))
             assert vector.any()
@@ -203,7 +203,7 @@ def test_two_ranks_resume_from_the_mean_state_of_four(pool, settings, tmp_path):
 
 
 @every_strategy
-def test_bytes_counted_are_bytes_predicted(pool, settings):
+def test_counted_bytes_equal_predicted_bytes(pool, settings):
     run = tiny_run.make_run(*settings, "nets.batch_norm=true")
 
     def predicted(s):
@@ -226,9 +226,9 @@ def test_bytes_counted_are_bytes_predicted(pool, settings):
         for row, expected, _ in rows:
             assert all(a == pytest.approx(b, abs=rounded) for a, b in zip(row, expected, strict=True))
         assert any(any(row) for row, _, _ in rows)
-        imagined = tiny_run.make_session(run, VirtualWorld(ranks))
-        if imagined.role.description == rows[0][2]:  # who plays what was measured
-            assert predicted(imagined) == rows[0][1]
+        virtual = tiny_run.make_session(run, VirtualWorld(ranks))
+        if virtual.role.description == rows[0][2]:  # who plays what was measured
+            assert predicted(virtual) == rows[0][1]
 
 
 @every_strategy
@@ -240,7 +240,7 @@ def test_every_lane_has_one_owner(settings):
 
 
 @every_strategy
-def test_too_many_ranks_are_refused_with_those_that_work(settings):
+def test_too_many_ranks_are_rejected_with_the_maximum(settings):
     run = tiny_run.make_run(*settings)
     world = VirtualWorld(17)  # also more than two teams could share
     with pytest.raises(UsageError, match="at most 8 ranks"):

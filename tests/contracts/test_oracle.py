@@ -79,42 +79,42 @@ def plain_loop(run, rounds):
     g_opt, d_opt = adam(run.g, g), adam(run.d, d)
     average = copy.deepcopy(g)
 
-    def fakes(hand, turn, momentum):
+    def fakes(batch, turn, momentum):
         g.norm.momentum = momentum  # running statistics follow G's own turns
-        z, y = hand.rng.normal(f"latent/{turn}", 8), hand.rng.choice(f"label/{turn}", s.game.labels)
+        z, y = batch.rng.normal(f"latent/{turn}", 8), batch.rng.choice(f"label/{turn}", s.game.labels)
         return g(z, y), y
 
-    def d_loss(hand):
-        real = (hand.images.clone().requires_grad_(bool(run.objective.r1)), hand.labels)
+    def d_loss(batch):
+        real = (batch.images.clone().requires_grad_(bool(run.objective.r1)), batch.labels)
         with torch.no_grad():
-            fake = fakes(hand, "D", 0.0)
+            fake = fakes(batch, "D", 0.0)
         if run.objective.r2:
             fake[0].requires_grad_(True)
         if run.device.concat_real_fake is True:
             on_real, on_fake = d(*(torch.cat(both) for both in zip(real, fake))).chunk(2)
         else:
             on_real, on_fake = d(*real), d(*fake)
-        loss = D_LOSSES[run.objective.loss](on_real, on_fake).mean() + penalty(run, d, real, fake, on_real, hand.rng)
+        loss = D_LOSSES[run.objective.loss](on_real, on_fake).mean() + penalty(run, d, real, fake, on_real, batch.rng)
         return loss + run.objective.r2 / 2 * slopes(on_fake, fake[0]).mean() if run.objective.r2 else loss
 
-    def g_loss(hand):
-        fake = d(*fakes(hand, "G", 0.1))
-        return softplus(d(hand.images, hand.labels) - fake) if run.objective.loss == "relativistic" else -fake
+    def g_loss(batch):
+        fake = d(*fakes(batch, "G", 0.1))
+        return softplus(d(batch.images, batch.labels) - fake) if run.objective.loss == "relativistic" else -fake
 
     for step in range(rounds):
         for i in range(run.d_steps):
-            (hand,) = s.lanes.next_micro_batches()
+            (batch,) = s.lanes.next_micro_batches()
             simultaneous = run.strategy.order == "simultaneous" and i == run.d_steps - 1
             if simultaneous:
-                g_grads = torch.autograd.grad(g_loss(hand).mean(), list(g.parameters()))
+                g_grads = torch.autograd.grad(g_loss(batch).mean(), list(g.parameters()))
             d_opt.zero_grad()
-            d_loss(hand).backward()
+            d_loss(batch).backward()
             d_opt.step()
             if run.objective.clip:
                 for p in d.parameters():
                     p.data.clamp_(-run.objective.clip, run.objective.clip)
         if not simultaneous:
-            g_grads = torch.autograd.grad(g_loss(hand).mean(), list(g.parameters()))
+            g_grads = torch.autograd.grad(g_loss(batch).mean(), list(g.parameters()))
         for p, grad in zip(g.parameters(), g_grads, strict=True):
             p.grad = grad
         g_opt.step()
@@ -122,11 +122,11 @@ def plain_loop(run, rounds):
         with torch.no_grad():
             for p, q in zip(average.parameters(), g.parameters(), strict=True):
                 p.lerp_(q, weight)
-    found = {f"{name}/{k}": v for name, net in (("G", g), ("D", d)) for k, v in net.state_dict().items()}
-    return found, dict(average.named_parameters())
+    state = {f"{name}/{k}": v for name, net in (("G", g), ("D", d)) for k, v in net.state_dict().items()}
+    return state, dict(average.named_parameters())
 
 
-def ours(run, rounds):
+def library_state(run, rounds):
     images = tiny_run.make_dataset()
     run = resolve(run, images)
     s = build_session(run, tiny_run.World.solo(), images, nets(run))
@@ -160,7 +160,7 @@ CASES = {
 def test_one_rank_equals_a_plain_loop(settings, fused):
     adam = [f"{side}.optimizer.fused={str(fused).lower()}" for side in ("g", "d")]
     run = tiny_run.make_run(*settings, *adam, lanes=1)
-    (a, a_average), (b, b_average) = ours(run, 8), plain_loop(run, 8)
+    (a, a_average), (b, b_average) = library_state(run, 8), plain_loop(run, 8)
     for name, value in b.items():
         if not name.endswith("num_batches_tracked"):  # a plain loop counts forwards, a run counts steps
             compare(a[name], value, name, fused)
@@ -219,7 +219,7 @@ def two_nets(seed):
     return Unconditional((1, 8, 8), 8, 32, 64), Unconditional((), 64, 32, 1)
 
 
-def test_a_run_per_label_is_as_many_plain_loops():
+def test_per_label_run_equals_one_plain_loop_per_label():
     """Every label sees its own images alone, and nobody else's anything."""
     settings = ("objective.loss=wasserstein", "objective.clip=0.01", "d_steps=3", "strategy=per-label", "kimg=4")
     adam = [f"{side}.optimizer.fused=false" for side in "gd"]
@@ -229,12 +229,12 @@ def test_a_run_per_label_is_as_many_plain_loops():
         mine = images.only_class(job.label)
         assert len(mine.images) == (images.labels == job.label).sum()
         s = build_session(job.run, tiny_run.World.solo(), mine, Networks(*two_nets(job.run.seed), 8))
-        hands = list[object]()
-        reals = (hands.append(s.lanes.next_micro_batches()[0]) or hands[-1].images for _ in iter(int, 1))
-        latents = lambda turn, hands=hands: hands[-1].rng.normal(f"latent/{turn}", 8)  # noqa: E731
+        batches = list[object]()
+        reals = (batches.append(s.lanes.next_micro_batches()[0]) or batches[-1].images for _ in iter(int, 1))
+        latents = lambda turn, batches=batches: batches[-1].rng.normal(f"latent/{turn}", 8)  # noqa: E731
         plain = w_cgan(job.label, reals, latents, run, 6)
         s = build_session(job.run, tiny_run.World.solo(), mine, Networks(*two_nets(job.run.seed), 8))
         for _ in range(6):
             play_round(s)
-        ours = s.game.g.net.state_dict() | s.game.d.net.state_dict()
-        assert all(torch.equal(ours[name], value) for name, value in plain.items())
+        library_state = s.game.g.net.state_dict() | s.game.d.net.state_dict()
+        assert all(torch.equal(library_state[name], value) for name, value in plain.items())

@@ -29,14 +29,14 @@ SETTINGS = {
     "lane by lane": ("device.lanes_per_pass=3",),
     "unconditional": ("data.labels=false",),
 }
-KEPT = {
+STATEFUL = {
     "ada, lecam": ("objective.augment=ada", "objective.lecam=0.1"),
     "diffaugment, consistency": ("objective.augment=diffaugment", "objective.cr=1"),
     "nearby": ("objective.bcr=10", "objective.zcr=5", "objective.zcr_g=0.5"),
 }
 
 
-def again(action):
+def rerun(action):
     """Where there is no CUDA: does it again, reading the same tensors, as a graph does."""
     return action
 
@@ -58,21 +58,21 @@ def played(run, recorder, rounds=8):
 
 
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
-def test_what_is_replayed_is_what_would_have_been_played(settings):
-    run, made = tiny_run.make_run(*settings), []
+def test_captured_rounds_equal_eager_rounds(settings):
+    run, recorders = tiny_run.make_run(*settings), []
 
     def recorder():
-        made.append(GraphRecorder(run.objective.penalties_due, capture=again))
-        return made[-1]
+        recorders.append(GraphRecorder(run.objective.penalties_due, capture=rerun))
+        return recorders[-1]
 
     (a, losses_a), (b, losses_b) = played(run, lambda: None), played(run, recorder)
     assert tiny_run.is_equal(a, b)
     assert losses_a == losses_b
-    assert any(kept.replay for recorder in made for kept in recorder.captured_passes.values())
+    assert any(captured.replay for recorder in recorders for captured in recorder.captured_passes.values())
 
 
-@pytest.mark.parametrize("settings", (SETTINGS | KEPT).values(), ids=SETTINGS | KEPT)
-def test_recorded_operations_replay_the_pass_bit_for_bit(settings):
+@pytest.mark.parametrize("settings", (SETTINGS | STATEFUL).values(), ids=SETTINGS | STATEFUL)
+def test_traced_pass_equals_eager_bit_for_bit(settings):
     run = tiny_run.make_run(*settings)
     (a, losses_a), (b, losses_b) = (
         played(run, recorder, 5)
@@ -85,43 +85,43 @@ def test_recorded_operations_replay_the_pass_bit_for_bit(settings):
 @pytest.mark.timeout(400)
 @pytest.mark.skipif(not devices.find_cpp_compiler(), reason="there is no C++ compiler")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")  # of torch's compiler, about torch
-def test_a_compiled_pass_rounds_otherwise_and_goes_on_from_a_checkpoint_to_the_bit(tmp_path):
+def test_compiled_run_is_close_to_eager_and_resumes_bit_for_bit(tmp_path):
     plain = tiny_run.make_run("nets.batch_norm=true", "g.optimizer=sgd", "d.optimizer=sgd")
     run = tiny_run.make_run(
         "device.capture_passes=true", **{f.name: getattr(plain, f.name) for f in dataclasses.fields(plain)}
     )
-    whole, eager = tiny_run.play_rounds(run, 7), tiny_run.play_rounds(plain, 7)
-    assert not tiny_run.is_equal(whole, eager)
+    compiled, eager = tiny_run.play_rounds(run, 7), tiny_run.play_rounds(plain, 7)
+    assert not tiny_run.is_equal(compiled, eager)
     for name, value in eager.items():
-        torch.testing.assert_close(whole[name], value, rtol=1e-3, atol=1e-5)
+        torch.testing.assert_close(compiled[name], value, rtol=1e-3, atol=1e-5)
     path, _ = tiny_run.save_after(run, 4, World.solo(), tmp_path)
     resumed = tiny_run.make_session(run, checkpoint_dir=path)
     for _ in range(3):
         play_round(resumed)
-    assert tiny_run.is_equal(tiny_run.gather_owner_state(resumed), whole)
+    assert tiny_run.is_equal(tiny_run.gather_owner_state(resumed), compiled)
 
 
-def test_tracing_writes_only_to_its_own_tensors():
-    made = []
+def test_tracing_has_no_side_effects():
+    passes = []
     for k in range(3):
-        given, sums, counts = torch.full((4,), float(k)), torch.zeros(4), torch.zeros(3)
+        values, sums, counts = torch.full((4,), float(k)), torch.zeros(4), torch.zeros(3)
         first = counts[:1]
 
-        def action(given=given, sums=sums, counts=counts, first=first):
-            sums.add_(given)
+        def action(values=values, sums=sums, counts=counts, first=first):
+            sums.add_(values)
             counts.add_(1.0)
             first.add_(1.0)
             counts[-1].add_(2)
             torch._foreach_add_([counts], 1.0)
-            return [given * 2]
+            return [values * 2]
 
-        made.append((compile_pass(action, "eager"), given, sums, counts))
+        passes.append((compile_pass(action, "eager"), values, sums, counts))
         assert not sums.any()
         assert not counts.any()
     for times in (1, 2):
-        for k, (play, given, sums, counts) in enumerate(made):
-            assert torch.equal(play()[0], given * 2)
-            assert torch.equal(sums, given * times)
+        for k, (play, values, sums, counts) in enumerate(passes):
+            assert torch.equal(play()[0], values * 2)
+            assert torch.equal(sums, values * times)
             assert counts.tolist() == [3.0 * times, 2.0 * times, 4.0 * times], k
 
 
@@ -131,37 +131,37 @@ def test_tracing_writes_only_to_its_own_tensors():
 @pytest.mark.parametrize("about", [{}, {"padding_idx": 3}, {"scale_grad_by_freq": True}, {"sizes": 100}], ids=str)
 def test_embedding_gradients_equal_torchs(rows, about):
     table = torch.nn.Embedding(about.get("sizes", 10), 5, **{k: v for k, v in about.items() if k != "sizes"})
-    wanted = torch.randn(*rows.shape, 5)
+    weights = torch.randn(*rows.shape, 5)
 
     def action():
-        found = table(rows)
-        (found * wanted).sum().backward()
-        return [found.detach()]
+        output = table(rows)
+        (output * weights).sum().backward()
+        return [output.detach()]
 
     table.weight.grad = torch.zeros_like(table.weight)
     play = compile_pass(action, "eager")
-    (found,) = action()
+    (output,) = action()
     slope = table.weight.grad.clone()
     table.weight.grad.zero_()
-    assert torch.equal(play()[0], found)
+    assert torch.equal(play()[0], output)
     torch.testing.assert_close(table.weight.grad, slope)
 
 
-def test_a_pass_that_depends_on_its_numbers_is_refused():
+def test_data_dependent_pass_is_rejected():
     x, line = torch.ones(3), r"could not be traced .*--device.capture_passes=false"
     with pytest.raises(RunError, match=line):
         compile_pass(lambda: [x * 2 if (x * 1).sum() > 1 else x])
     one = torch.ones(())  # of which torch would keep the number it has now
-    for asked in (lambda: x * one.item(), lambda: x * float(one * 1), lambda: x * 2 if one * 1 < 3 else x):
+    for compute in (lambda: x * one.item(), lambda: x * float(one * 1), lambda: x * 2 if one * 1 < 3 else x):
         with pytest.raises(RunError, match=line):
-            compile_pass(lambda asked=asked: [asked()])
+            compile_pass(lambda compute=compute: [compute()])
     with pytest.raises(RunError, match=line):
         compile_pass(lambda: [x * 2 if x.sum() > 1 else x])
     with pytest.raises(RunError, match=line):
         compile_pass(lambda: [x.resize_(4)])
 
 
-def test_recording_is_no_part_of_a_pace():
+def test_capture_time_is_excluded_from_speed():
     run, images = tiny_run.make_run(), tiny_run.make_dataset()
 
     def slow(action):
@@ -192,7 +192,7 @@ def test_staged_random_numbers_belong_to_their_position():
 
 
 @pytest.mark.parametrize("settings", [("strategy=gossip",), ("strategy.order=simultaneous",), ("device.compile=true",)])
-def test_passes_that_cannot_be_recorded_are_refused(settings, monkeypatch):
+def test_passes_that_cannot_be_captured_are_rejected(settings, monkeypatch):
     run = tiny_run.make_run("device.capture_passes=true", *settings)
     for cuda in (False, True):
         monkeypatch.setattr(torch.cuda, "is_available", lambda cuda=cuda: cuda)
@@ -202,7 +202,7 @@ def test_passes_that_cannot_be_recorded_are_refused(settings, monkeypatch):
             validate(run, 2)
 
 
-def test_without_a_compiler_a_cpu_records_nothing(monkeypatch):
+def test_cpu_capture_needs_a_compiler(monkeypatch):
     run = tiny_run.make_run("device.capture_passes=true", "device.kind=cpu")
     monkeypatch.setenv("CXX", "true")
     validate(run, 1)

@@ -24,21 +24,21 @@ class Repeated(nn.Module):
         return checkpoint(self.body, x, use_reentrant=False) if self.repeats else self.body(x)
 
 
-def test_a_forward_that_backward_repeats_is_counted_once():
+def test_recomputed_forward_is_counted_once():
     def moments(repeats):
         torch.manual_seed(0)
         net = Repeated(repeats)
         convert_batch_norm(net)
         player = Player("D", net, lambda p: torch.optim.SGD(p, lr=0.1), lane_batch=4)
-        seen = []
-        player.all_reduce_moments = lambda team: seen.append(player.moments.clone())
-        turn = Turn(player, lambda hand, step: Loss(net(hand.images).square().sum()), NoExchange(), SingleRankGroup())
-        hands = [Batch(torch.randn(8, 3), None, LaneRng(0, 0, lanes, 4)) for lanes in ((0, 1), (2, 3))]
+        reductions = []
+        player.all_reduce_moments = lambda team: reductions.append(player.moments.clone())
+        turn = Turn(player, lambda batch, step: Loss(net(batch.images).square().sum()), NoExchange(), SingleRankGroup())
+        batches = [Batch(torch.randn(8, 3), None, LaneRng(0, 0, lanes, 4)) for lanes in ((0, 1), (2, 3))]
         before = player.moments
-        play_turns((turn,), hands, 0, 16, 16)
+        play_turns((turn,), batches, 0, 16, 16)
         assert not before.any()  # settled
-        assert len(seen) == 1
-        return seen[0], net.body[1].running_mean
+        assert len(reductions) == 1
+        return reductions[0], net.body[1].running_mean
 
     for plain, repeated in zip(moments(False), moments(True), strict=True):
         assert torch.equal(plain, repeated)
@@ -63,23 +63,23 @@ class Diary:
 def table_of_two(lines, d_steps):
     def turn(name, exchange):
         player = Player(name, nn.Linear(3, 1), lambda p: torch.optim.SGD(p, lr=0.1))
-        return Turn(player, lambda hand, step: Loss(player.net(hand.images).sum()), exchange, SingleRankGroup())
+        return Turn(player, lambda batch, step: Loss(player.net(batch.images).sum()), exchange, SingleRankGroup())
 
     d, g = turn("D", Diary("D", lines)), turn("G", Chain(Diary("G", lines), Diary("then G", lines)))
     return alternating(d, g, d_steps)
 
 
-HANDS = [Batch(torch.ones(4, 3), None, LaneRng(0, 0, (0,), 4))]
+BATCHES = [Batch(torch.ones(4, 3), None, LaneRng(0, 0, (0,), 4))]
 
 
-def test_messages_leave_when_the_round_begins():
+def test_exchanges_start_with_the_round():
     """G's parameters are known before D's turn: they travel during it. D's are known again when it has moved."""
     lines = []
-    beats = table_of_two(lines, d_steps=2)
-    start_exchanges(beats, 7)
+    turn_groups = table_of_two(lines, d_steps=2)
+    start_exchanges(turn_groups, 7)
     assert lines == ["D leaves in 7", "G leaves in 7"]
-    for beat in beats:
-        play_turns(beat, HANDS, 7, 16, 16)
+    for group in turn_groups:
+        play_turns(group, BATCHES, 7, 16, 16)
     assert lines[2:] == [
         "D takes its turn in 7",
         "D leaves in 7",
@@ -90,14 +90,14 @@ def test_messages_leave_when_the_round_begins():
     ]
 
 
-def test_what_a_failed_round_left_is_dropped():
+def test_exchanges_of_a_failed_round_are_dropped():
     lines = []
-    beats = table_of_two(lines, d_steps=1)
-    start_exchanges(beats, 0)
-    play_turns(beats[0], HANDS, 0, 16, 16)  # and G's turn is never played
-    start_exchanges(beats, 1)
-    for beat in beats:
-        play_turns(beat, HANDS, 1, 16, 16)
+    turn_groups = table_of_two(lines, d_steps=1)
+    start_exchanges(turn_groups, 0)
+    play_turns(turn_groups[0], BATCHES, 0, 16, 16)  # and G's turn is never played
+    start_exchanges(turn_groups, 1)
+    for group in turn_groups:
+        play_turns(group, BATCHES, 1, 16, 16)
     assert [line for line in lines if line.endswith("in 1")] == [
         "D leaves in 1",
         "G leaves in 1",

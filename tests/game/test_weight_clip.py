@@ -25,7 +25,7 @@ PENALISED = (
 
 
 @pytest.mark.parametrize(
-    ("settings", "said", "remedies"),
+    ("settings", "message", "remedies"),
     [
         (("--objective.clip=0.01",), SPECTRAL, ("--nets.spectral=false", "--objective.clip=0")),
         (("--nets=sngan", "--nets.width=4", "--objective.clip=0.01"), SPECTRAL, ("--nets.spectral=false",)),
@@ -37,36 +37,36 @@ PENALISED = (
     ],
     ids=["spectral norm", "spectral norm of another D", "gradient penalty"],
 )
-def test_clip_beside_another_bound_is_refused_before_a_folder_is_made(tmp_path, settings, said, remedies):
+def test_clip_with_another_bound_is_rejected_before_writing(tmp_path, settings, message, remedies):
     command = ["train", *TINY_RUN_ARGS, *settings, "--kimg=0.016", f"--run-dir={tmp_path / 'run'}"]
-    assert usage_error(*command) == usage_error(*command, "-n") == said
+    assert usage_error(*command) == usage_error(*command, "-n") == message
     assert not (tmp_path / "run").exists()
     for remedy in remedies:
         assert run_cli(*command, remedy, "-n").status == 0
     assert run_cli(*command, remedies[0]).status == 0
 
 
-def test_slopes_of_each_image_are_not_those_of_a_d_that_mixes_them(tmp_path):
+def test_gp_rejects_a_discriminator_that_mixes_images(tmp_path):
     command = ["train", *TINY_RUN_ARGS, "--objective.gp=10", "--kimg=0.016", f"--run-dir={tmp_path / 'run'}"]
-    said = usage_error(*command, "--nets.batch_norm=true")
-    assert usage_error(*command, "--nets.batch_norm=true", "-n") == said
-    assert said.startswith("paragan: objective.gp=10: penalises each image alone, and D normalises")
-    assert "--nets.batch_norm=false" in said
+    message = usage_error(*command, "--nets.batch_norm=true")
+    assert usage_error(*command, "--nets.batch_norm=true", "-n") == message
+    assert message.startswith("paragan: objective.gp=10: penalises each image alone, and D normalises")
+    assert "--nets.batch_norm=false" in message
     assert not (tmp_path / "run").exists()
     assert run_cli(*command).status == 0
 
 
 @pytest.mark.parametrize("form", [spectral_norm, nn.utils.spectral_norm], ids=["parametrization", "hook"])
-def test_spectral_norm_of_the_users_own_d_is_found(form):
+def test_spectral_norm_in_a_user_discriminator_is_detected(form):
     images, world = tiny_run.make_dataset(), World.solo()
     run = resolve(tiny_run.make_run("objective.clip=0.01", "nets.spectral=false"), images)
     pair = build_networks(run, make_spec(run.data, images), world.device)
-    own = Networks(pair.g, nn.Sequential(nn.Flatten(), nn.Sequential(form(nn.Linear(64, 1)))), pair.latent)
+    networks = Networks(pair.g, nn.Sequential(nn.Flatten(), nn.Sequential(form(nn.Linear(64, 1)))), pair.latent)
     with pytest.raises(UsageError, match=r"objective\.clip=0\.01: clips weights that spectral norm rescales"):
-        build_session(run, world, images, own)
+        build_session(run, world, images, networks)
     build_session(run, world, images, Networks(form(nn.Linear(8, 64)), pair.d, pair.latent))  # G may have it
 
 
 @pytest.mark.parametrize("value", ["-0.01", ".inf", "much"])
-def test_a_box_has_a_size(value):
+def test_clip_must_be_positive(value):
     assert "objective.clip=" in usage_error("train", *TINY_RUN_ARGS, f"--objective.clip={value}", "-n")

@@ -38,34 +38,34 @@ def images(channels=3, size=16, kind=torch.float32):
 def test_all_images_change_and_merged_lanes_equal_separate_lanes(augment, channels, kind):
     x = images(channels, kind=kind)
     probability = torch.tensor(0.9)
-    found = augment(x, DRAW, "s", probability)
-    assert found.shape == x.shape
-    assert found.dtype == torch.promote_types(kind, torch.float32)
-    assert all((a != b).any() for a, b in zip(found, x))
-    for lane, part, whole in zip(DRAW.lanes, x.split(4), found.split(4)):
-        alone = augment(part, LaneRng(3, 64, (lane,), 4), "s", probability)
-        torch.testing.assert_close(alone, whole)
+    output = augment(x, DRAW, "s", probability)
+    assert output.shape == x.shape
+    assert output.dtype == torch.promote_types(kind, torch.float32)
+    assert all((a != b).any() for a, b in zip(output, x))
+    for lane, part, merged in zip(DRAW.lanes, x.split(4), output.split(4)):
+        separate = augment(part, LaneRng(3, 64, (lane,), 4), "s", probability)
+        torch.testing.assert_close(separate, merged)
     with torch.autocast("cpu", torch.bfloat16):
-        assert torch.equal(augment(x, DRAW, "s", probability), found)
+        assert torch.equal(augment(x, DRAW, "s", probability), output)
 
 
 @KINDS
 @CHANNELS
 def test_gradient_matches_finite_differences(augment, channels):
     x = images(channels, 8, torch.float64).requires_grad_(True)
-    w, way = (torch.randn(x.shape, dtype=x.dtype, generator=torch.Generator().manual_seed(s)) for s in (1, 2))
+    w, direction = (torch.randn(x.shape, dtype=x.dtype, generator=torch.Generator().manual_seed(s)) for s in (1, 2))
     of = lambda x: (augment(x, DRAW, "s", torch.tensor(1.0)) * w).sum()  # noqa: E731
     (grad,) = torch.autograd.grad(of(x), x)
     with torch.no_grad():
-        measured = (of(x + 1e-5 * way) - of(x - 1e-5 * way)) / 2e-5
-    torch.testing.assert_close((grad * way).sum(), measured, rtol=1e-7, atol=1e-7)
+        measured = (of(x + 1e-5 * direction) - of(x - 1e-5 * direction)) / 2e-5
+    torch.testing.assert_close((grad * direction).sum(), measured, rtol=1e-7, atol=1e-7)
 
 
 def test_diffaugment_equals_the_paper():
     x = images()
     u = DRAW.uniform("s", 7)
-    found = DiffAugment()(x, DRAW, "s", None)
-    for image, got, (b, s, c, i, j, k, m) in zip(x, found, u.tolist()):
+    output = DiffAugment()(x, DRAW, "s", None)
+    for image, actual, (b, s, c, i, j, k, m) in zip(x, output, u.tolist()):
         image = image + (b - 0.5)
         image = (image - image.mean(0)) * 2 * s + image.mean(0)
         image = (image - image.mean()) * (c + 0.5) + image.mean()
@@ -75,7 +75,7 @@ def test_diffaugment_equals_the_paper():
         image = wide[:, 2:18, 2:18].clone()
         top, left = int(17 * k) - 4, int(17 * m) - 4  # a square of 8 px around any pixel
         image[:, max(0, top) : max(0, top + 8), max(0, left) : max(0, left + 8)] = 0
-        torch.testing.assert_close(got, image)
+        torch.testing.assert_close(actual, image)
 
 
 def test_policy_selects_augmentations():
@@ -87,7 +87,7 @@ def test_policy_selects_augmentations():
     assert set(shifted[0].unique().tolist()) <= {0.0, *x[0].unique().tolist()}
 
 
-def test_ada_with_probability_0_changes_nothing():
+def test_ada_with_probability_0_is_the_identity():
     x = images()
     torch.testing.assert_close(ADA()(x, DRAW, "s", torch.tensor(0.0)), x, rtol=0, atol=1e-5)
 
@@ -95,8 +95,8 @@ def test_ada_with_probability_0_changes_nothing():
 @pytest.mark.parametrize("p", [0.2, 0.7])
 def test_images_are_augmented_with_probability_p(p):
     draw = LaneRng(0, 0, (0,), 4000)
-    dice = AdaSampler(draw.uniform("u", NUM_UNIFORMS), draw.normal("n", NUM_NORMALS), torch.tensor(p))
-    changed = dice.maybe_apply(torch.ones(4000), 0.0)
+    sampler = AdaSampler(draw.uniform("u", NUM_UNIFORMS), draw.normal("n", NUM_NORMALS), torch.tensor(p))
+    changed = sampler.maybe_apply(torch.ones(4000), 0.0)
     assert float(changed.mean()) == pytest.approx(p, abs=0.03)
 
 
@@ -118,12 +118,12 @@ def test_blits_copy_pixels():
     torch.testing.assert_close(down[:, :, :14], x[:, :, 2:], atol=1e-4, rtol=0)
 
 
-def test_stretching_and_rotation_keep_areas():
+def test_stretching_and_rotation_preserve_area():
     """Of all maps drawn without scale: the product of their stretches is 1."""
     draw = LaneRng(0, 0, (0,), 500)
     spared = torch.tensor([0.0, 1, 1, 1, 1, 1, 1, 1])
-    dice = AdaSampler(draw.uniform("u", NUM_UNIFORMS), draw.normal("n", NUM_NORMALS) * spared, torch.tensor(1.0))
-    maps = _inverse_affine(images()[:1].expand(500, -1, -1, -1), dice)
+    sampler = AdaSampler(draw.uniform("u", NUM_UNIFORMS), draw.normal("n", NUM_NORMALS) * spared, torch.tensor(1.0))
+    maps = _inverse_affine(images()[:1].expand(500, -1, -1, -1), sampler)
     torch.testing.assert_close(maps.det().abs(), torch.ones(500), atol=1e-4, rtol=0)
 
 
@@ -138,15 +138,15 @@ def test_hue_rotates_about_the_grey_axis():
 @CHANNELS
 def test_brightness_and_contrast(channels):
     x = images(channels)[:1]
-    found = _recolor(x, make_sampler([0.0, 0.0], [0.5, 2.0]))
-    torch.testing.assert_close(found, (x + 0.1) * 2)
+    output = _recolor(x, make_sampler([0.0, 0.0], [0.5, 2.0]))
+    torch.testing.assert_close(output, (x + 0.1) * 2)
 
 
-def test_inversion_mirrors_brightness_and_keeps_hues():
+def test_inversion_mirrors_brightness_and_preserves_hue():
     x = images()[:1]
-    found = _recolor(x, make_sampler([2.0, 2.0, 0.9, 0.0]))
-    torch.testing.assert_close(found.mean(1), -x.mean(1))
-    torch.testing.assert_close(found - found.mean(1, keepdim=True), x - x.mean(1, keepdim=True))
+    output = _recolor(x, make_sampler([2.0, 2.0, 0.9, 0.0]))
+    torch.testing.assert_close(output.mean(1), -x.mean(1))
+    torch.testing.assert_close(output - output.mean(1, keepdim=True), x - x.mean(1, keepdim=True))
 
 
 class LinearD(torch.nn.Module):
@@ -155,7 +155,7 @@ class LinearD(torch.nn.Module):
         self.layer = torch.nn.Linear(256 * 3, 1)
 
     def forward(self, x, y):
-        self.seen = [*getattr(self, "seen", []), x]
+        self.inputs = [*getattr(self, "seen", []), x]
         return self.layer(x.flatten(1)).squeeze(1)
 
 
@@ -168,7 +168,7 @@ def test_d_gets_only_augmented_images_in_both_turns(augment):
         d.objective_state.augment_probability.p.fill_(1.0)
     objective.discriminator(d, real, fake, 0)
     objective.generator(d, fake, real, 0)
-    on_real, on_fake, between, in_g = d.seen
+    on_real, on_fake, between, in_g = d.inputs
     p = torch.tensor(1.0)
     torch.testing.assert_close(on_real, augment(real.images, DRAW, "augment/D/real", p))
     torch.testing.assert_close(on_fake, augment(fake.images, DRAW, "augment/D/fake", p))
@@ -181,6 +181,6 @@ def test_relativistic_augments_reals_in_the_turn_of_g_too():
     d, real, fake = LinearD(), Batch(images(), None, DRAW), Batch(images() / 2, None, DRAW)
     objective = Adversarial("relativistic", augment=DiffAugment())
     loss = objective.generator(d, fake, real, 0)
-    on_fake, on_real = (d.layer(x.flatten(1)).squeeze(1) for x in d.seen)
-    torch.testing.assert_close(d.seen[1], DiffAugment()(real.images, DRAW, "augment/G/real", None))
+    on_fake, on_real = (d.layer(x.flatten(1)).squeeze(1) for x in d.inputs)
+    torch.testing.assert_close(d.inputs[1], DiffAugment()(real.images, DRAW, "augment/G/real", None))
     torch.testing.assert_close(loss.total, torch.nn.functional.softplus(on_real - on_fake).mean())

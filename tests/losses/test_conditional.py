@@ -60,14 +60,14 @@ def test_2c_has_a_gradient_for_a_class_with_one_image():
 def test_2c_of_bf16_embeddings_is_computed_in_float32():
     v = random_output()
     with torch.autocast("cpu", torch.bfloat16):
-        found = contrastive_loss(v, Y, N, 0.1)
-    assert torch.equal(found, contrastive_loss(v, Y, N, 0.1))
+        loss = contrastive_loss(v, Y, N, 0.1)
+    assert torch.equal(loss, contrastive_loss(v, Y, N, 0.1))
 
 
 def test_classification_loss_is_a_mean_over_images():
     v = random_output()
-    chosen = v.class_logits.softmax(1)[torch.arange(len(Y)), Y]
-    torch.testing.assert_close(classification_loss(v, Y), -chosen.log().mean())
+    probability = v.class_logits.softmax(1)[torch.arange(len(Y)), Y]
+    torch.testing.assert_close(classification_loss(v, Y), -probability.log().mean())
 
 
 def batch(seed):

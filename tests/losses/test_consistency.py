@@ -40,8 +40,8 @@ def naive(image, flip, down, right):
 def test_flip_and_shift_follow_the_random_numbers():
     x = batch(1).images
     u = DRAW.uniform("some", 3)
-    for image, found, (flip, a, b) in zip(x, random_flip_and_shift(x, DRAW, "some"), u.tolist()):
-        assert torch.equal(found[0], naive(image[0], flip < 0.5, int(3 * a) - 1, int(3 * b) - 1))
+    for image, output, (flip, a, b) in zip(x, random_flip_and_shift(x, DRAW, "some"), u.tolist()):
+        assert torch.equal(output[0], naive(image[0], flip < 0.5, int(3 * a) - 1, int(3 * b) - 1))
 
 
 def difference(objective, d, real, fake):
@@ -52,8 +52,8 @@ def test_cr_uses_reals_and_bcr_also_fakes():
     d, real, fake = critic(), batch(1), batch(2)
 
     def gap(b, which):
-        again = random_flip_and_shift(b.images, DRAW, f"consistency/{which}")
-        return (d(b.images, None) - d(again, None)).square().mean()
+        augmented = random_flip_and_shift(b.images, DRAW, f"consistency/{which}")
+        return (d(b.images, None) - d(augmented, None)).square().mean()
 
     of_reals, of_fakes = gap(real, "real"), gap(fake, "fake")
     torch.testing.assert_close(difference(Adversarial(cr=10.0), d, real, fake), 10 * of_reals)

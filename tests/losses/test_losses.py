@@ -25,7 +25,7 @@ def critic():
     return lambda x, y: net(x).squeeze(1)
 
 
-def test_formulas():
+def test_losses_equal_their_formulas():
     real, fake = torch.tensor([2.0, -1.0]), torch.tensor([0.5, -3.0])
     sigmoid = torch.sigmoid
     expected = {
@@ -59,7 +59,7 @@ def test_r1_is_the_squared_gradient_norm_on_reals():
     torch.testing.assert_close(grad_norm_squared(d(images, None), images).double(), expected, rtol=1e-5, atol=0)
 
 
-def test_gradient_penalty_is_taken_between_reals_and_fakes():
+def test_gradient_penalty_interpolates_reals_and_fakes():
     d, real, fake = critic(), batch(1), batch(2)
     alpha = real.rng.uniform("gradient penalty", 1, 1, 1).double()
     between = real.images + alpha * (fake.images - real.images)

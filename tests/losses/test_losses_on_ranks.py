@@ -79,7 +79,7 @@ def test_n_ranks_equal_one_with_class_losses(pool, name):
     run = tiny_run.make_run(f"objective.{name}=1", "objective.temperature=0.5", "batch=32")
     one, losses = play(run, World.solo())
     assert losses[f"Loss/G/{name}"] > 0
-    for several, told in pool(3, lambda world: play(run, world)):
+    for several, logged in pool(3, lambda world: play(run, world)):
         assert tiny_run.relative_distance(several, one, "D/") < 1e-5
         assert tiny_run.relative_distance(several, one, "G/") < 1e-5
-        assert told == pytest.approx(losses, rel=1e-4, abs=1e-6)
+        assert logged == pytest.approx(losses, rel=1e-4, abs=1e-6)

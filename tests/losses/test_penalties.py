@@ -40,18 +40,18 @@ def test_weight_gradients_match_finite_differences(name):
 
     parameters = list(d.parameters())
     grads = torch.autograd.grad(adds(), parameters, allow_unused=True)
-    way = [torch.randn_like(p) for p in parameters]
-    exact = sum((g * w).sum() for g, w in zip(grads, way) if g is not None)
+    direction = [torch.randn_like(p) for p in parameters]
+    exact = sum((g * w).sum() for g, w in zip(grads, direction) if g is not None)
 
-    def moved(by):
+    def penalty_at(by):
         with torch.no_grad():
-            torch._foreach_add_(parameters, way, alpha=by)
+            torch._foreach_add_(parameters, direction, alpha=by)
         value = adds().detach()
         with torch.no_grad():
-            torch._foreach_add_(parameters, way, alpha=-by)
+            torch._foreach_add_(parameters, direction, alpha=-by)
         return value
 
-    torch.testing.assert_close((moved(1e-6) - moved(-1e-6)) / 2e-6, exact, rtol=1e-6, atol=1e-9)
+    torch.testing.assert_close((penalty_at(1e-6) - penalty_at(-1e-6)) / 2e-6, exact, rtol=1e-6, atol=1e-9)
 
 
 def test_r2_is_r1_on_fakes():
@@ -61,11 +61,13 @@ def test_r2_is_r1_on_fakes():
     torch.testing.assert_close(one.parts["D/r1"], other.parts["D/r2"])
 
 
-def test_r1_and_r2_have_their_own_intervals():
+def test_r1_and_r2_have_separate_intervals():
     d, real, fake = Critic(), batch(1), batch(2)
     objective = Adversarial(r1=1.0, r1_every=2, r2=1.0, r2_every=3)
-    there = [objective.discriminator(d, real, fake, step).parts.keys() for step in range(6)]
-    assert [("D/r1" in parts, "D/r2" in parts) for parts in there] == [(s % 2 == 0, s % 3 == 0) for s in range(6)]
+    parts_per_step = [objective.discriminator(d, real, fake, step).parts.keys() for step in range(6)]
+    assert [("D/r1" in parts, "D/r2" in parts) for parts in parts_per_step] == [
+        (s % 2 == 0, s % 3 == 0) for s in range(6)
+    ]
 
 
 @pytest.mark.parametrize("nets", [DCGAN(width=16), SNGAN(width=16)], ids=["dcgan", "sngan"])

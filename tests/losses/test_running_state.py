@@ -85,15 +85,15 @@ def test_lecam_ema_starts_as_a_mean():
         torch.testing.assert_close(ema.means, expected, rtol=1e-5, atol=1e-5)
 
 
-def test_nothing_is_counted_without_tracking():
-    for kept, seen in (
+def test_update_without_tracking_changes_no_state():
+    for state, outputs in (
         (LeCamEMA(0.9), (torch.ones(3), torch.ones(3))),
         (AugmentProbability(0.6, 1.0), (torch.ones(3),)),
     ):
-        before = copy.deepcopy(kept.state_dict())
-        kept.update(*seen)
-        kept.apply_moments()
-        assert all(torch.equal(before[name], value) for name, value in kept.state_dict().items())
+        before = copy.deepcopy(state.state_dict())
+        state.update(*outputs)
+        state.apply_moments()
+        assert all(torch.equal(before[name], value) for name, value in state.state_dict().items())
 
 
 def test_a_d_without_state_raises():
@@ -114,11 +114,11 @@ def test_a_run_uses_and_logs_the_state():
     s = tiny_run.make_session(tiny_run.make_run(*BOTH))
     for _ in range(12):
         play_round(s)
-    kept, line = state_of(s.game.d.net), s.stats.tick(192, 12)
-    assert kept.augment_probability.p > 0
-    assert 0 < line["Loss/D/augment_p"] < kept.augment_probability.p
+    state, line = state_of(s.game.d.net), s.stats.tick(192, 12)
+    assert state.augment_probability.p > 0
+    assert 0 < line["Loss/D/augment_p"] < state.augment_probability.p
     assert line["Loss/D/lecam"] > 0
-    assert kept.lecam_ema.means[0] != kept.lecam_ema.means[1]
+    assert state.lecam_ema.means[0] != state.lecam_ema.means[1]
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
@@ -160,16 +160,16 @@ def test_state_is_sent_to_the_team_of_g(pool):
     assert tiny_run.is_equal(of_g, of_d)
 
 
-def test_a_stale_d_has_its_own_state():
+def test_stale_d_has_separate_state():
     s = tiny_run.make_session(tiny_run.make_run(*BOTH, GROWING, "strategy=async", "strategy.critic_lags=[1]"))
-    seen = []
+    probabilities = []
     for _ in range(14):
         play_round(s)
         critic = s.role.replay_state[1]
-        seen.append(
+        probabilities.append(
             (float(state_of(critic.net).augment_probability.p), float(state_of(s.game.d.net).augment_probability.p))
         )
-    assert any(0 < past < now for past, now in seen)
+    assert any(0 < past < now for past, now in probabilities)
 
 
 def test_model_files_have_no_state(tmp_path):
@@ -209,7 +209,7 @@ def test_ranks_resume_their_state(pool, strategy, tmp_path):
         assert p == pytest.approx(2 * UPDATE_INTERVAL_STEPS * 16 / 1000)
 
 
-class OwnG(torch.nn.Module):
+class UserG(torch.nn.Module):
     def __init__(self):
         super().__init__()
         self.layer = torch.nn.Linear(8, 64)
@@ -218,7 +218,7 @@ class OwnG(torch.nn.Module):
         return self.layer(z).view(-1, 1, 8, 8)
 
 
-class OwnD(torch.nn.Module):
+class UserD(torch.nn.Module):
     """It says classes too, and its logits are those of two patches."""
 
     def __init__(self, classes=10):
@@ -238,7 +238,7 @@ def manager(**objective):
 
 def test_user_d_with_a_classifier_and_state():
     with manager(classifier=1.0, lecam=0.1, augment={"name": "ada", "target": -0.9}) as scale_mgr:
-        gan = pg.Estimator(OwnG(), OwnD())
+        gan = pg.Estimator(UserG(), UserD())
         for _ in range(5):
             scale_mgr.train(gan)
         session = scale_mgr._session
@@ -248,4 +248,4 @@ def test_user_d_with_a_classifier_and_state():
 
 def test_user_d_without_class_logits_raises_before_training():
     with manager(classifier=1.0) as scale_mgr, pytest.raises(UsageError, match="this D returns no class_logits"):
-        scale_mgr.train(pg.Estimator(OwnG(), OwnD(classes=0)))
+        scale_mgr.train(pg.Estimator(UserG(), UserD(classes=0)))

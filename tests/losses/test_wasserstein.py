@@ -32,9 +32,9 @@ def cloud(at: float, step: int, stream: str, n: int = 256) -> Batch:
     return Batch(draw.normal(stream, 2) * 0.5 + at * DIRECTION, None, draw)
 
 
-def step_of(player: Player, loss, hand: Batch, step: int) -> None:
+def step_of(player: Player, loss, reals: Batch, step: int) -> None:
     play_turns(
-        (Turn(player, loss, NoExchange(), World.solo().all_ranks),), [hand], step, total_images=step, new_images=1
+        (Turn(player, loss, NoExchange(), World.solo().all_ranks),), [reals], step, total_images=step, new_images=1
     )
 
 
@@ -45,8 +45,8 @@ def critic(objective: Adversarial, real: float, fake: float, steps: int = 300) -
     optimizer, fall = Adam(lr=1e-2, betas=(0.5, 0.9)), lambda step: 1 - step / steps
     d = Player("D", net, optimizer.build, lr_factor=fall, weight_clip=objective.clip or None)
     for step in range(steps):
-        loss = lambda hand, step: objective.discriminator(  # noqa: E731
-            lambda x, y: net(x).squeeze(1), hand, cloud(fake, step, "fake"), step
+        loss = lambda reals, step: objective.discriminator(  # noqa: E731
+            lambda x, y: net(x).squeeze(1), reals, cloud(fake, step, "fake"), step
         )
         step_of(d, loss, cloud(real, step, "real"), step)
     return net
@@ -68,13 +68,13 @@ def steepest(net: nn.Module, real: float, fake: float) -> float:
 
 
 @pytest.mark.parametrize(("real", "fake"), [(1.0, 0.0), (0.0, 1.0), (2.0, 0.0)])
-def test_a_penalised_critic_measures_the_distance(real, fake):
+def test_penalised_critic_measures_the_distance(real, fake):
     """A straight critic of slope K loses lambda (K - 1)^2 and gains K m: K = 1 + m / (2 lambda)."""
     net, m = critic(PENALISED, real, fake), abs(real - fake)
     assert gap(net, real, fake) == pytest.approx(m * (1 + m / (2 * LAMBDA)), rel=0.02)
 
 
-def test_a_clipped_critic_measures_a_multiple_of_the_distance():
+def test_clipped_critic_measures_a_multiple_of_the_distance():
     gaps = []
     for real, fake in ((1.0, 0.0), (0.0, 1.0), (2.0, 0.0)):
         net, m = critic(CLIPPED, real, fake), abs(real - fake)
@@ -86,7 +86,7 @@ def test_a_clipped_critic_measures_a_multiple_of_the_distance():
 
 @both
 @pytest.mark.parametrize(("real", "fake"), [(1.0, 0.0), (0.0, 1.0)])
-def test_a_step_of_g_goes_straight_to_the_reals(objective, real, fake):
+def test_step_of_g_moves_fakes_towards_the_reals(objective, real, fake):
     """G only shifts its points. By plain descent with a rate of r it moves them by r times the critic's slope."""
 
     class Shifted(nn.Module):
@@ -102,9 +102,9 @@ def test_a_step_of_g_goes_straight_to_the_reals(objective, real, fake):
     shift = Player("G", g, SGD(lr=rate).build)
     critical = lambda x, y: net(x).squeeze(1)  # noqa: E731
 
-    def loss(hand, step):
-        made = Batch(g(cloud(0.0, step, "fake").images), None, hand.rng)
-        return objective.generator(critical, made, hand, step)
+    def loss(reals, step):
+        fakes = Batch(g(cloud(0.0, step, "fake").images), None, reals.rng)
+        return objective.generator(critical, fakes, reals, step)
 
     before = torch.dist(g.by, real * DIRECTION)
     step_of(shift, loss, cloud(real, 0, "real"), 0)

@@ -20,12 +20,12 @@ FAMILIES = {
 
 
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
-def test_a_network_is_one_graph(family):
+def test_network_compiles_to_one_graph(family):
     y = torch.arange(4)
-    for make, given in (
+    for make, x in (
         (family.generator, torch.rand(4, family.latent)),
         (family.discriminator, torch.rand(4, 3, 32, 32)),
     ):
         torch.compiler.reset()
-        told = torch._dynamo.explain(train_mode(make(Spec(32, 3, 4))))(given, y)  # pyright: ignore
-        assert (told.graph_count, told.graph_break_count) == (1, 0), told.break_reasons
+        explanation = torch._dynamo.explain(train_mode(make(Spec(32, 3, 4))))(x, y)  # pyright: ignore
+        assert (explanation.graph_count, explanation.graph_break_count) == (1, 0), explanation.break_reasons

@@ -91,18 +91,18 @@ def test_blocks_get_their_chunk_of_z_and_the_class():
     shared, y = nn.Embedding(3, 2), torch.tensor([1, 2])
     z = torch.arange(24.0).view(2, 12)
     label = shared(y)
-    first, seen = SharedEmbedding("batch_norm", 12, 4, shared)(z, y)
+    first, chunks = SharedEmbedding("batch_norm", 12, 4, shared)(z, y)
     assert torch.equal(first, z[:, :3])
     parts = [z[:, 3:6], z[:, 6:9], z[:, 9:]]
-    assert all(torch.equal(a, torch.cat([b, label], 1)) for a, b in zip(seen, parts, strict=True))
-    first, seen = SharedEmbedding("concat", 12, 4, shared)(z, y)
+    assert all(torch.equal(a, torch.cat([b, label], 1)) for a, b in zip(chunks, parts, strict=True))
+    first, chunks = SharedEmbedding("concat", 12, 4, shared)(z, y)
     assert torch.equal(first, torch.cat([z[:, :3], label], 1))
-    assert all(torch.equal(a, b) for a, b in zip(seen, parts, strict=True))
-    whole = SharedEmbedding("batch_norm", 12, 1, shared)
-    first, seen = whole(z, y)
+    assert all(torch.equal(a, b) for a, b in zip(chunks, parts, strict=True))
+    single_block = SharedEmbedding("batch_norm", 12, 1, shared)
+    first, chunks = single_block(z, y)
     assert torch.equal(first, torch.cat([z, label], 1))
-    assert torch.equal(next(iter(seen)), first)
-    assert (whole.out_features, whole.norm_features) == (14, 14)
+    assert torch.equal(next(iter(chunks)), first)
+    assert (single_block.out_features, single_block.norm_features) == (14, 14)
 
 
 def test_label_map_is_one_more_channel():

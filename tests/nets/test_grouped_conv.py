@@ -28,8 +28,8 @@ def gradients(conv, tensors, rest, twice):
     if not twice:
         return y, *torch.autograd.grad(y.square().sum(), tensors)
     h = F.leaky_relu(y, 0.2).square().sum()
-    wanted = torch.autograd.grad(h, tensors, create_graph=True)
-    return y, *torch.autograd.grad(sum(g.square().sum() for g in wanted), tensors)
+    grads = torch.autograd.grad(h, tensors, create_graph=True)
+    return y, *torch.autograd.grad(sum(g.square().sum() for g in grads), tensors)
 
 
 def torch_conv(x, weight, bias, stride, padding, groups):
@@ -42,15 +42,19 @@ def torch_conv(x, weight, bias, stride, padding, groups):
 def test_output_and_gradients_equal_torch_bit_for_bit(a, b, kernel, stride, padding, groups, bias, dtype, layout):
     tensors = inputs(a, b, kernel, groups, bias, dtype)
     tensors[:2] = [x.detach().contiguous(memory_format=layout).requires_grad_() for x in tensors[:2]]
-    ours, theirs = (gradients(conv, tensors, (stride, padding, groups), False) for conv in (grouped_conv, torch_conv))
-    assert all(torch.equal(x, y) for x, y in zip(ours, theirs, strict=True))
+    result, expected = (
+        gradients(conv, tensors, (stride, padding, groups), False) for conv in (grouped_conv, torch_conv)
+    )
+    assert all(torch.equal(x, y) for x, y in zip(result, expected, strict=True))
 
 
 @cases
 def test_second_derivative_equals_torch(a, b, kernel, stride, padding, groups, bias):
     tensors = inputs(a, b, kernel, groups, bias, torch.float64)
-    ours, theirs = (gradients(conv, tensors, (stride, padding, groups), True) for conv in (grouped_conv, torch_conv))
-    for x, y in zip(ours, theirs, strict=True):
+    result, expected = (
+        gradients(conv, tensors, (stride, padding, groups), True) for conv in (grouped_conv, torch_conv)
+    )
+    for x, y in zip(result, expected, strict=True):
         torch.testing.assert_close(x, y, rtol=1e-12, atol=1e-12)
 
 
@@ -82,11 +86,11 @@ def test_autocast_equals_torch():
     torch.manual_seed(0)
     layer, x = GroupedConv(8, 8, 3, padding=1, groups=2), torch.randn(2, 8, 4, 4, requires_grad=True)
     with torch.autocast("cpu", torch.bfloat16):
-        ours, theirs = layer(x), torch.nn.Conv2d.forward(layer, x)
-    assert ours.dtype == torch.bfloat16
-    assert torch.equal(ours, theirs)
-    wanted = (x, *layer.parameters())
-    grads = [torch.autograd.grad(y.float().square().sum(), wanted) for y in (ours, theirs)]
+        result, expected = layer(x), torch.nn.Conv2d.forward(layer, x)
+    assert result.dtype == torch.bfloat16
+    assert torch.equal(result, expected)
+    variables = (x, *layer.parameters())
+    grads = [torch.autograd.grad(y.float().square().sum(), variables) for y in (result, expected)]
     assert all(torch.equal(a, b) and a.dtype == torch.float32 for a, b in zip(*grads, strict=True))
 
 

@@ -28,43 +28,43 @@ KINDS = [
 
 def pair(lane, plain, lane_batch=None):
     torch.manual_seed(0)
-    ours, theirs = lane(3), plain(3)
+    norm, reference = lane(3), plain(3)
     with torch.no_grad():
-        for parameter in theirs.parameters():
+        for parameter in reference.parameters():
             parameter.normal_()
-    ours.load_state_dict(theirs.state_dict())
-    ours.lane_batch = lane_batch
-    return ours, theirs
+    norm.load_state_dict(reference.state_dict())
+    norm.lane_batch = lane_batch
+    return norm, reference
 
 
 @pytest.mark.parametrize(("lane", "plain", "shape"), KINDS)
 def test_groups_equal_a_loop_over_slices(lane, plain, shape):
-    ours, theirs = pair(lane, plain, lane_batch=4)
+    norm, reference = pair(lane, plain, lane_batch=4)
     x, weight = torch.randn(shape) * 3 + 1, torch.randn(shape)
     a, b = x.clone().requires_grad_(), x.clone().requires_grad_()
-    out, expected = ours(a), torch.cat([theirs(part) for part in b.split(4)])
+    out, expected = norm(a), torch.cat([reference(part) for part in b.split(4)])
     (out * weight).sum().backward()
     (expected * weight).sum().backward()
     assert torch.equal(out, expected)
     assert torch.equal(a.grad, b.grad)
-    for p, q in zip(ours.parameters(), theirs.parameters()):
+    for p, q in zip(norm.parameters(), reference.parameters()):
         torch.testing.assert_close(p.grad, q.grad)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("lane_batch", [None, 12])
 def test_one_group_is_torch_bit_for_bit(lane_batch, dtype):
-    ours, theirs = pair(LaneBatchNorm2d, nn.BatchNorm2d, lane_batch)
+    norm, reference = pair(LaneBatchNorm2d, nn.BatchNorm2d, lane_batch)
     x = torch.randn(12, 3, 4, 4).to(dtype)
-    assert torch.equal(ours(x), F.batch_norm(x, None, None, theirs.weight, theirs.bias, training=True))
+    assert torch.equal(norm(x), F.batch_norm(x, None, None, reference.weight, reference.bias, training=True))
 
 
 def test_eval_uses_running_statistics_for_any_lanes():
-    ours, theirs = pair(LaneBatchNorm2d, nn.BatchNorm2d, lane_batch=5)
+    norm, reference = pair(LaneBatchNorm2d, nn.BatchNorm2d, lane_batch=5)
     x = torch.randn(12, 3, 4, 4)
-    theirs(x)
-    ours.load_state_dict(theirs.state_dict())
-    assert torch.equal(ours.eval()(x), theirs.eval()(x))
+    reference(x)
+    norm.load_state_dict(reference.state_dict())
+    assert torch.equal(norm.eval()(x), reference.eval()(x))
 
 
 def test_forward_collects_moments_only_while_tracking():
@@ -82,31 +82,31 @@ def test_forward_collects_moments_only_while_tracking():
 
 
 def test_apply_moments_applies_the_mean_over_groups_once():
-    ours, _ = pair(LaneBatchNorm2d, nn.BatchNorm2d, lane_batch=4)
-    ours.tracking = True
+    norm, _ = pair(LaneBatchNorm2d, nn.BatchNorm2d, lane_batch=4)
+    norm.tracking = True
     x = torch.randn(12, 3, 4, 4, dtype=torch.float32) * 2 + 1
-    ours(x[:4])  # lanes one by one, or merged: the same moments
-    ours(x[4:])
+    norm(x[:4])  # lanes one by one, or merged: the same moments
+    norm(x[4:])
     mean = torch.stack([part.mean((0, 2, 3)) for part in x.split(4)]).mean(0)
     var = torch.stack([part.var((0, 2, 3)) for part in x.split(4)]).mean(0)
-    ours.apply_moments()
-    torch.testing.assert_close(ours.running_mean, 0.1 * mean)
-    torch.testing.assert_close(ours.running_var, 0.9 + 0.1 * var)
-    assert ours.num_batches_tracked == 1
-    assert not ours.moments.any()
+    norm.apply_moments()
+    torch.testing.assert_close(norm.running_mean, 0.1 * mean)
+    torch.testing.assert_close(norm.running_var, 0.9 + 0.1 * var)
+    assert norm.num_batches_tracked == 1
+    assert not norm.moments.any()
 
 
 def test_apply_moments_of_one_group_equals_torch():
-    ours, theirs = pair(LaneBatchNorm2d, nn.BatchNorm2d)
-    ours.tracking = True
+    norm, reference = pair(LaneBatchNorm2d, nn.BatchNorm2d)
+    norm.tracking = True
     for _ in range(5):
         x = torch.randn(12, 3, 4, 4)
-        ours(x), theirs(x), ours.apply_moments()
-    for key, value in theirs.state_dict().items():
-        torch.testing.assert_close(ours.state_dict()[key], value)
+        norm(x), reference(x), norm.apply_moments()
+    for key, value in reference.state_dict().items():
+        torch.testing.assert_close(norm.state_dict()[key], value)
 
 
-def test_apply_moments_without_moments_changes_nothing():
+def test_apply_moments_without_moments_is_a_no_op():
     for momentum in (0.1, None):
         norm = LaneBatchNorm2d(3, momentum=momentum)
         before = copy.deepcopy(norm.state_dict())
@@ -141,7 +141,7 @@ def test_lanes_must_divide_the_batch():
 
 
 @pytest.mark.parametrize("layer", [LaneBatchNorm2d(3), ConditionalBatchNorm2d(3, 5)])
-def test_memory_format_and_autocast_dtype_are_kept(layer):
+def test_memory_format_and_autocast_dtype_are_preserved(layer):
     getattr(layer, "norm", layer).lane_batch = 2
     y = torch.arange(6) % 5
     x = torch.randn(6, 3, 4, 4).contiguous(memory_format=torch.channels_last)
@@ -209,7 +209,7 @@ class CustomBatchNorm(nn.BatchNorm2d):
     pass
 
 
-def test_convert_keeps_objects_and_names_and_returns_the_unconverted():
+def test_convert_preserves_objects_and_names_and_returns_the_unconverted():
     plain = [nn.BatchNorm1d(2), nn.BatchNorm2d(3), nn.BatchNorm3d(4), nn.SyncBatchNorm(5)]
     inner = nn.Sequential(CustomBatchNorm(3), nn.LazyBatchNorm2d(), nn.GroupNorm(1, 3), nn.BatchNorm2d(6))
     net = nn.Sequential(*plain, nn.InstanceNorm2d(3), inner, LaneBatchNorm2d(3))

@@ -37,17 +37,17 @@ def test_one_channel_gets_channels_last_strides(channels):
 
 
 def test_gradient_of_flattened_maps_has_the_memory_format():
-    flat, seen = FlattenCL(), []
+    flat, gradient_strides = FlattenCL(), []
     flat.memory_format = torch.channels_last
     x = torch.rand(2, 3, 4, 4).contiguous(memory_format=torch.channels_last).requires_grad_()
     h = x * 1
-    h.register_hook(lambda slope: seen.append(slope.stride()))
+    h.register_hook(lambda slope: gradient_strides.append(slope.stride()))
     weights = torch.rand(2, 48)
     (flat(h) * weights).sum().backward()
     assert x.grad is not None
     assert torch.equal(x.grad, weights.view(2, 3, 4, 4))
     assert h.grad_fn is not None
-    assert seen
+    assert gradient_strides
 
 
 @pytest.mark.parametrize("channels", [1, 3])
@@ -55,21 +55,21 @@ def test_gradient_of_flattened_maps_has_the_memory_format():
 def test_networks_are_equal_in_both_formats_and_with_padded_channels(nets, channels):
     spec = Spec(32, channels, 10)
     torch.manual_seed(0)
-    made = nets.generator(spec).double(), nets.discriminator(spec).double()
+    networks = nets.generator(spec).double(), nets.discriminator(spec).double()
     z, x, y = torch.randn(4, nets.latent).double(), torch.randn(4, channels, 32, 32).double(), torch.arange(4)
-    for net, given in zip(made, (z, x)):
-        found = []
+    for net, value in zip(networks, (z, x)):
+        results = []
         for memory_format, tile in ((FORMATS[0], 0), (FORMATS[1], 0), (FORMATS[1], 16)):
             mine = copy.deepcopy(net)
             set_memory_format(mine, memory_format)
             pad_channels(mine, tile)
             assert list(mine.state_dict()) == list(net.state_dict())
-            at = given.clone().requires_grad_()
+            at = value.clone().requires_grad_()
             out = mine(at, y)
             (out * torch.linspace(-1, 1, out.numel()).view(out.shape).double()).sum().backward()
-            found.append([out, at.grad, *(p.grad for p in mine.parameters() if p.grad is not None)])
-        for other in found[1:]:
-            for a, b in zip(found[0], other, strict=True):
+            results.append([out, at.grad, *(p.grad for p in mine.parameters() if p.grad is not None)])
+        for other in results[1:]:
+            for a, b in zip(results[0], other, strict=True):
                 torch.testing.assert_close(b, a, rtol=1e-9, atol=1e-11)
 
 
@@ -77,13 +77,13 @@ def test_maps_of_a_grey_dcgan_are_channels_last_throughout():
     """Also where strides of one channel could mean either: every convolution gets and gives them."""
     net = DCGAN(width=8).discriminator(Spec(8, 1, 10))
     set_memory_format(net, torch.channels_last)
-    seen = []
+    layer_strides = []
     for layer in net.modules():
         if isinstance(layer, nn.Conv2d):
-            layer.register_forward_hook(lambda m, args, out: seen.append((out.stride(), strides(out))))
+            layer.register_forward_hook(lambda m, args, out: layer_strides.append((out.stride(), strides(out))))
     net(torch.rand(4, 1, 8, 8), torch.arange(4))
-    assert seen
-    assert all(found == wanted for found, wanted in seen)
+    assert layer_strides
+    assert all(actual == expected for actual, expected in layer_strides)
 
 
 def test_unflatten_to_4x4():

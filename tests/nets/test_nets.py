@@ -121,7 +121,7 @@ def test_larger_resolutions_build(name, resolution):
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_labels_are_ignored_without_classes_and_needed_with_them(name):
+def test_labels_are_ignored_without_classes_and_required_otherwise(name):
     size = least(CONFIGS[name])
     G, D = build(CONFIGS[name], Spec(size, 1))
     z, y = torch.randn(4, G.latent), torch.arange(4)
@@ -140,20 +140,20 @@ def test_labels_are_ignored_without_classes_and_needed_with_them(name):
 
 @pytest.mark.parametrize("classes", [0, 3])
 @pytest.mark.parametrize("name", CONFIGS)
-def test_channels_last_is_kept(name, classes):
+def test_channels_last_is_preserved(name, classes):
     spec = Spec(max(16, least(CONFIGS[name])), 3, classes)
     G, D = build(CONFIGS[name], spec)
     z, y = batch(G, spec)
     expected = G(z, y), score(D(G(z, y), y))
-    seen = []
+    outputs = []
     for net in (G, D):
         net.to(memory_format=torch.channels_last)
         for part in net.modules():
             if isinstance(part, nn.Conv2d | nn.ConvTranspose2d):
-                part.register_forward_hook(lambda part, _, out: seen.append(out))
+                part.register_forward_hook(lambda part, _, out: outputs.append(out))
     fake = G(z, y)
     logits = score(D(fake, y))
-    for out in (fake, *seen):
+    for out in (fake, *outputs):
         assert out.is_contiguous(memory_format=torch.channels_last)
     torch.testing.assert_close((fake, logits), expected, rtol=1e-5, atol=1e-4)
 
@@ -186,18 +186,18 @@ def test_gradient_penalty_matches_finite_differences(name):
 
     parameters = list(D.parameters())
     grads = torch.autograd.grad(penalty(), parameters, allow_unused=True)
-    way = [torch.randn_like(parameter) for parameter in parameters]
-    exact = sum((g * w).sum() for g, w in zip(grads, way) if g is not None)
+    direction = [torch.randn_like(parameter) for parameter in parameters]
+    exact = sum((g * w).sum() for g, w in zip(grads, direction) if g is not None)
 
-    def moved(by):
+    def penalty_at(by):
         with torch.no_grad():
-            torch._foreach_add_(parameters, way, alpha=by)
+            torch._foreach_add_(parameters, direction, alpha=by)
         value = penalty().detach()
         with torch.no_grad():
-            torch._foreach_add_(parameters, way, alpha=-by)
+            torch._foreach_add_(parameters, direction, alpha=-by)
         return value
 
-    torch.testing.assert_close((moved(1e-7) - moved(-1e-7)) / 2e-7, exact, rtol=1e-4, atol=1e-8)
+    torch.testing.assert_close((penalty_at(1e-7) - penalty_at(-1e-7)) / 2e-7, exact, rtol=1e-4, atol=1e-8)
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -279,10 +279,12 @@ def blocks(net):
 def test_savings_of_fused_resampling_and_checkpointing(config, products, memory):
     """Billions of products an image, forward, and MiB kept for backward: G as published, G, D as published, D."""
     spec = Spec(128, 3, 1000)
-    found = [num_products(dataclasses.replace(config, fused_resampling=way), spec) for way in (False, True)]
-    assert [x for pair in zip(*found) for x in pair] == pytest.approx(products, rel=0.01)
-    found = [saved_bytes_of_config(dataclasses.replace(config, checkpointing=way), spec) for way in (False, True)]
-    assert [x for pair in zip(*found) for x in pair] == pytest.approx(memory, rel=0.01)
+    measured = [num_products(dataclasses.replace(config, fused_resampling=enabled), spec) for enabled in (False, True)]
+    assert [x for pair in zip(*measured) for x in pair] == pytest.approx(products, rel=0.01)
+    measured = [
+        saved_bytes_of_config(dataclasses.replace(config, checkpointing=enabled), spec) for enabled in (False, True)
+    ]
+    assert [x for pair in zip(*measured) for x in pair] == pytest.approx(memory, rel=0.01)
 
 
 def passes(config, spec, n):
@@ -370,20 +372,20 @@ def test_checkpointing_changes_only_memory(name):
     """Gradients, moments and penalties are the same to the bit; less than half is kept between the passes."""
     spec = Spec(32, 3, classes=3)
     results, saved_bytes = [], []
-    for again in (False, True):
-        G, D = build(dataclasses.replace(CONFIGS[name], checkpointing=again), spec)
+    for checkpointing in (False, True):
+        G, D = build(dataclasses.replace(CONFIGS[name], checkpointing=checkpointing), spec)
         norms = [part for part in G.modules() if isinstance(part, LaneBatchNorm)]
         torch.manual_seed(1)
         z, y = batch(G, spec, 8)
         sizes = {}
 
-        def keep(x, sizes=sizes):
+        def record_size(x, sizes=sizes):
             sizes[x.data_ptr()] = x.nbytes
             return x
 
         for norm in norms:
             norm.tracking, norm.lane_batch = True, 4
-        with saved_tensors_hooks(keep, lambda x: x):
+        with saved_tensors_hooks(record_size, lambda x: x):
             fake = G(z, y)
             output = score(D(fake, y))
         for norm in norms:
@@ -404,8 +406,8 @@ def test_checkpointing_changes_only_memory(name):
 def test_checkpointing_under_cached_parametrizations(name):
     """As an objective calls D; the gradients of the calls are then divided before or after they are added."""
     spec, results = Spec(32, 3, classes=3), []
-    for again in (False, True):
-        _, D = build(dataclasses.replace(CONFIGS[name], checkpointing=again), spec)
+    for checkpointing in (False, True):
+        _, D = build(dataclasses.replace(CONFIGS[name], checkpointing=checkpointing), spec)
         D.double()
         torch.manual_seed(1)
         x, y = torch.randn(2, 4, 3, 32, 32, dtype=torch.float64), torch.arange(4) % 3
@@ -445,11 +447,14 @@ def test_every_conditioning(name):
 def test_conditionings_that_do_not_fit_raise():
     labelled, plain = Spec(32, 3, 10), Spec(32, 3)
     for kind in (DCGAN, SNGAN, SAGAN, BigGAN, BigGANDeep, ContraGAN):
-        for field, ways in (("g_conditioning", ("concat", "batch_norm")), ("d_conditioning", ("concat", "projection"))):
-            for way in ways:
-                with pytest.raises(UsageError, match=f"nets.{field}={way}: needs classes.*Use nets.{field}=auto"):
-                    kind(**{field: way}).check(plain)
-                kind(**{field: way}).check(labelled)
+        for field, modes in (
+            ("g_conditioning", ("concat", "batch_norm")),
+            ("d_conditioning", ("concat", "projection")),
+        ):
+            for mode in modes:
+                with pytest.raises(UsageError, match=f"nets.{field}={mode}: needs classes.*Use nets.{field}=auto"):
+                    kind(**{field: mode}).check(plain)
+                kind(**{field: mode}).check(labelled)
             with pytest.raises(UsageError, match=f"nets.{field}=none: the data has 10 .*--data.labels=false"):
                 kind(**{field: "none"}).check(labelled)
             kind(**{field: "none"}).check(plain)
@@ -468,9 +473,9 @@ def test_conditionings_that_do_not_fit_raise():
     ],
 )
 def test_sizes_that_do_not_fit_raise(config, resolution, line):
-    for refuse in (config.check, config.generator, config.discriminator):
+    for check in (config.check, config.generator, config.discriminator):
         with pytest.raises(UsageError, match=line):
-            refuse(Spec(resolution, 3))
+            check(Spec(resolution, 3))
 
 
 def test_narrow_networks_without_attention():
@@ -481,20 +486,20 @@ def test_narrow_networks_without_attention():
 @pytest.mark.parametrize("config", [SAGAN(), BigGAN(), BigGANDeep(), ContraGAN()])
 @pytest.mark.parametrize(("wrong", "right"), [(16, 32), (8, 32), (28, 32), (40, 32), (100, 128), (2048, 1024)])
 def test_families_from_32_to_1024_px_name_the_limits(config, wrong, right):
-    for refuse in (config.check, config.generator, config.discriminator):
+    for check in (config.check, config.generator, config.discriminator):
         with pytest.raises(UsageError, match=f"resolution={wrong}: .*from 32 to 1024 pixels. Use {right}"):
-            refuse(Spec(wrong, 3))
+            check(Spec(wrong, 3))
 
 
 @pytest.mark.parametrize("config", [DCGAN(), SNGAN()])
 @pytest.mark.parametrize(("wrong", "right"), [(28, 32), (4, 8), (0, 8), (24, 32), (20, 16), (100, 128)])
 def test_resolutions_that_do_not_fit_raise(config, wrong, right):
-    for refuse in (config.check, config.generator, config.discriminator):
+    for check in (config.check, config.generator, config.discriminator):
         with pytest.raises(UsageError, match=f"resolution={wrong}: .*. Use {right}"):
-            refuse(Spec(wrong, 3))
+            check(Spec(wrong, 3))
 
 
-def test_configs_are_chosen_by_name_and_reject_unknown_fields():
+def test_configs_are_selected_by_name_and_reject_unknown_fields():
     nets = TypeAdapter(Nets)
     assert nets.validate_python({"name": "sngan", "width": 8, "d_width": 4}) == SNGAN(width=8, d_width=4)
     assert nets.validate_python({"name": "dcgan"}) == DCGAN()

@@ -57,7 +57,7 @@ def test_large_images(resolution):
         assert D(G(torch.randn(1, 4))).shape == (1,)
 
 
-def test_labels_are_needed_with_classes_and_ignored_without():
+def test_labels_are_ignored_without_classes_and_required_otherwise():
     z, y = torch.randn(4, 6), torch.arange(4)
     G, D = build(Spec(8, 1))
     assert torch.equal(G(z, y), G(z, None))
@@ -70,7 +70,7 @@ def test_labels_are_needed_with_classes_and_ignored_without():
             wrong()
 
 
-def test_a_block_starts_as_the_identity_and_equals_the_paper():
+def test_block_starts_as_the_identity_and_equals_the_paper():
     x = torch.randn(2, 32, 5, 5)
     block = R3GANBlock(32, 2, 4, 8)
     assert torch.equal(block(x), x)
@@ -128,15 +128,15 @@ def test_gradient_penalty_matches_finite_differences():
 
     weight = D.body[0].widen.weight
     (grad,) = torch.autograd.grad(penalty(), weight)
-    way = torch.randn_like(weight)
+    direction = torch.randn_like(weight)
     values = []
     for sign in (1, -1):
         with torch.no_grad():
-            weight.add_(way, alpha=sign * 1e-6)
+            weight.add_(direction, alpha=sign * 1e-6)
         values.append(penalty().detach())
         with torch.no_grad():
-            weight.add_(way, alpha=-sign * 1e-6)
-    torch.testing.assert_close((values[0] - values[1]) / 2e-6, (grad * way).sum(), rtol=1e-4, atol=1e-8)
+            weight.add_(direction, alpha=-sign * 1e-6)
+    torch.testing.assert_close((values[0] - values[1]) / 2e-6, (grad * direction).sum(), rtol=1e-4, atol=1e-8)
 
 
 def test_widths_fall_above_32_px():
@@ -165,9 +165,9 @@ def test_sizes_for_cifar10():
     ],
 )
 def test_sizes_that_do_not_fit_raise_with_a_remedy(config, spec, words):
-    for refuse in (config.check, config.generator, config.discriminator):
+    for check in (config.check, config.generator, config.discriminator):
         with pytest.raises(UsageError, match=words):
-            refuse(spec)
+            check(spec)
 
 
 def test_config_by_name():

@@ -19,21 +19,21 @@ def gradient(step, w):
 POLICIES = [Adam(lr=0.1), Adam(lr=0.1, fused=False), SGD(lr=0.1, momentum=0.5), RMSprop(lr=0.1)]
 
 
-@pytest.mark.parametrize("ahead", [1.0, 2.5])
+@pytest.mark.parametrize("extrapolation", [1.0, 2.5])
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.name)
-def test_an_optimistic_step_extrapolates_by_the_last_update(policy, ahead):
+def test_optimistic_step_extrapolates_by_the_last_update(policy, extrapolation):
     """w <- w - u - ahead (u - u_before), with u what the optimizer would do alone at the same gradients."""
-    w, alone = start(), start()
-    wrapped, plain = optimistic(policy.build([w]), ahead), policy.build([alone])
+    w, plain_w = start(), start()
+    wrapped, plain = optimistic(policy.build([w]), extrapolation), policy.build([plain_w])
     before = torch.zeros(6)
     for step in range(5):
-        here = w.detach().clone()
-        w.grad = alone.grad = gradient(step, w)
-        there = alone.detach().clone()
+        origin = w.detach().clone()
+        w.grad = plain_w.grad = gradient(step, w)
+        plain_origin = plain_w.detach().clone()
         plain.step()
-        u = there - alone.detach()
+        u = plain_origin - plain_w.detach()
         wrapped.step()
-        torch.testing.assert_close(w.detach(), here - u - ahead * (u - before), rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(w.detach(), origin - u - extrapolation * (u - before), rtol=1e-5, atol=1e-6)
         before = u
 
 
@@ -41,32 +41,32 @@ def test_extragradient_steps_from_its_starting_point():
     w = start()
     optimizer = extragradient(SGD(lr=0.1).build([w]))
     for _ in range(3):
-        here = w.detach().clone()
+        origin = w.detach().clone()
         w.grad = gradient(0, w)
         optimizer.step()
-        ahead = here - 0.1 * gradient(0, here)
-        torch.testing.assert_close(w.detach(), ahead)
+        extrapolated = origin - 0.1 * gradient(0, origin)
+        torch.testing.assert_close(w.detach(), extrapolated)
         w.grad = gradient(1, w)
         optimizer.step()
-        torch.testing.assert_close(w.detach(), here - 0.1 * gradient(1, ahead))
+        torch.testing.assert_close(w.detach(), origin - 0.1 * gradient(1, extrapolated))
 
 
 @pytest.mark.parametrize("wrapper", [optimistic, extragradient])
 @pytest.mark.parametrize("policy", [Adam(lr=0.1), SGD(lr=0.1), RMSprop(lr=0.1)])
 @pytest.mark.parametrize("saved_after", [1, 2, 3])
-def test_it_resumes_bit_for_bit(wrapper, policy, saved_after):
+def test_wrapper_resumes_bit_for_bit(wrapper, policy, saved_after):
     def play(w, optimizer, steps):
         for step in steps:
             w.grad = gradient(step, w)
             optimizer.step()
         return w, optimizer
 
-    whole, _ = play(*wrapped_optimizer(wrapper, policy, start()), range(6))
+    uninterrupted, _ = play(*wrapped_optimizer(wrapper, policy, start()), range(6))
     w, optimizer = play(*wrapped_optimizer(wrapper, policy, start()), range(saved_after))
-    again, fresh = wrapped_optimizer(wrapper, policy, torch.nn.Parameter(w.detach().clone()))
+    resumed, fresh = wrapped_optimizer(wrapper, policy, torch.nn.Parameter(w.detach().clone()))
     fresh.load_state_dict(optimizer.state_dict())
-    play(again, fresh, range(saved_after, 6))
-    assert torch.equal(again, whole)
+    play(resumed, fresh, range(saved_after, 6))
+    assert torch.equal(resumed, uninterrupted)
 
 
 def wrapped_optimizer(wrapper, policy, w):
@@ -89,13 +89,13 @@ def test_bilinear_game_converges_only_with_a_wrapper(wrapper):
 
 
 @pytest.mark.parametrize("lags", [(0, 0), (1, 0), (0, 1), (1, 1), (3, 0)])
-@pytest.mark.parametrize("ahead", [0.0, 1.0, 2.0, 3.0])
-def test_extrapolation_compensates_half_of_both_lags_and_half_a_round(lags, ahead):
+@pytest.mark.parametrize("extrapolation", [0.0, 1.0, 2.0, 3.0])
+def test_extrapolation_compensates_half_of_both_lags_and_half_a_round(lags, extrapolation):
     """The bilinear game, each player against the other as it was: docs/async.md, "Looking ahead"."""
     x, y = (torch.nn.Parameter(torch.ones(1, dtype=torch.float64)) for _ in range(2))
     optimizers = [SGD(lr=0.02).build([w]) for w in (x, y)]
-    if ahead:
-        optimizers = [optimistic(optimizer, ahead) for optimizer in optimizers]
+    if extrapolation:
+        optimizers = [optimistic(optimizer, extrapolation) for optimizer in optimizers]
     were = []
     for step in range(3000):
         were.append((x.detach().clone(), y.detach().clone()))
@@ -103,12 +103,12 @@ def test_extrapolation_compensates_half_of_both_lags_and_half_a_round(lags, ahea
         y.grad = -were[max(step - lags[0], 0)][0].clone()
         for optimizer in optimizers:
             optimizer.step()
-    late = sum(lags) / 2 + 1 / 2 - ahead
-    there = float(torch.hypot(x.detach(), y.detach())) / 2**0.5
+    late = sum(lags) / 2 + 1 / 2 - extrapolation
+    radius = float(torch.hypot(x.detach(), y.detach())) / 2**0.5
     if late:
-        assert (there > 1) == (late > 0)
+        assert (radius > 1) == (late > 0)
     else:
-        assert abs(there - 1) < 0.1
+        assert abs(radius - 1) < 0.1
 
 
 @pytest.mark.parametrize(
@@ -126,12 +126,12 @@ def test_extrapolation_compensates_half_of_both_lags_and_half_a_round(lags, ahea
         (("strategy=sync", "g.optimizer_wrapper=optimistic"), ("optimistic", 1.0)),
     ],
 )
-def test_extrapolation_defaults_to_the_strategys(settings, expected):
+def test_extrapolation_defaults_to_that_of_the_strategy(settings, expected):
     run = fill_strategy_defaults(tiny_run.make_run(*settings))
     assert (run.g.optimizer_wrapper, run.g.extrapolation) == expected
     assert fill_strategy_defaults(run) == run
 
 
-def test_extrapolation_without_the_optimistic_wrapper_is_refused():
+def test_extrapolation_without_the_optimistic_wrapper_is_rejected():
     with pytest.raises(UsageError, match=r"extrapolation=3\.0: is for optimizer_wrapper=optimistic, not none"):
         fill_strategy_defaults(tiny_run.make_run("strategy=sync", "g.extrapolation=3"))

@@ -32,14 +32,14 @@ def loss(model, step):
 
 
 @pytest.mark.parametrize("optimizer", CASES.values(), ids=CASES)
-def test_the_flat_vector_moves_as_the_parameters_would(optimizer):
+def test_flat_vector_steps_equal_parameter_steps(optimizer):
     plain, flat = net(), net()
-    theirs = optimizer.build(list(plain.parameters()))
+    reference = optimizer.build(list(plain.parameters()))
     player = Player("P", flat, optimizer.build)
     for step in range(10):
-        theirs.zero_grad()
+        reference.zero_grad()
         loss(plain, step).backward()
-        theirs.step()
+        reference.step()
         with player.flat.exchanging(NoExchange(), step), player.requiring_grad():
             loss(flat, step).backward()
         player.step(step + 1, 1)
@@ -51,9 +51,9 @@ def test_the_flat_vector_moves_as_the_parameters_would(optimizer):
 
 
 def test_layer_wise_optimizers_get_the_parameters():
-    seen = []
-    Player("P", net(), lambda ps: seen.append(ps) or torch.optim.SGD(ps, lr=1), elementwise=False)
-    assert [p.dim() for p in seen[0]] == [1, 2, 1, 2]
+    received = []
+    Player("P", net(), lambda ps: received.append(ps) or torch.optim.SGD(ps, lr=1), elementwise=False)
+    assert [p.dim() for p in received[0]] == [1, 2, 1, 2]
 
 
 def test_warm_up_is_linear_and_the_live_rate():
@@ -63,25 +63,25 @@ def test_warm_up_is_linear_and_the_live_rate():
         assert player.learning_rate == pytest.approx(expected)
 
 
-def test_rules():
+def test_lr_scaling_rules():
     assert scale_lr(1e-3, "linear", 256, 64) == pytest.approx(4e-3)
     assert scale_lr(1e-3, "sqrt", 256, 64) == pytest.approx(2e-3)
     assert scale_lr(1e-3, "none", 256, 64) == 1e-3
 
 
-def test_the_average_halves_its_distance_every_half_life():
+def test_ema_halves_its_distance_every_half_life():
     average = EMA(torch.zeros(1), EMAConfig(half_life_kimg=1.0, rampup=0.0))
     for i in range(100):
         average.update(torch.ones(1), 10 * (i + 1), 10)
     assert average.params.item() == pytest.approx(0.5, abs=1e-6)
 
 
-def test_a_young_average_follows_closely():
+def test_ema_rampup_shortens_the_half_life():
     assert EMAConfig(10, rampup=0.05).decay(1000, 50) == pytest.approx(0.5)
     assert EMAConfig(10, rampup=0.0).decay(1000, 10_000) == pytest.approx(0.5)
 
 
-def test_moving_never_leaks():
+def test_requires_grad_is_reset_after_an_error():
     player = Player("P", net(), SGD().build)
 
     def turn_that_fails():

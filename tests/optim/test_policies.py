@@ -54,15 +54,15 @@ def facts(side):
 @every_policy
 def test_policy_at_its_batch_equals_the_paper(name):
     batch, g, d, d_steps, schedule, optimism = PUBLISHED[name]
-    chosen = get_policy(name, batch)
-    assert (facts(chosen.g), facts(chosen.d), chosen.d_steps) == (g, d, d_steps)
-    assert {side.schedule for side in (chosen.g, chosen.d)} == {schedule}
-    assert {side.optimizer_wrapper for side in (chosen.g, chosen.d)} == {optimism}
-    assert chosen.reasons[-1] == "learning rates as published"
+    policy = get_policy(name, batch)
+    assert (facts(policy.g), facts(policy.d), policy.d_steps) == (g, d, d_steps)
+    assert {side.schedule for side in (policy.g, policy.d)} == {schedule}
+    assert {side.optimizer_wrapper for side in (policy.g, policy.d)} == {optimism}
+    assert policy.reasons[-1] == "learning rates as published"
     objective, nets = ALSO.get(name, ((), {}))
     words = (f"objective.{word}" for word in ("loss", "r1", "gp", "clip", "r2", "lecam"))
-    wanted = dict(zip(words, (*objective, 0, 0))) if objective else {}
-    assert get_policy(name, batch, nets="dcgan").settings == wanted | nets
+    expected = dict(zip(words, (*objective, 0, 0))) if objective else {}
+    assert get_policy(name, batch, nets="dcgan").settings == expected | nets
 
 
 def test_adabelief_options_depend_on_the_networks():
@@ -76,15 +76,15 @@ def test_adabelief_options_depend_on_the_networks():
 )
 def test_learning_rates_grow_with_the_root_of_the_batch_up_to_a_limit(batch, factor):
     assert lr_factor(batch, 64) == pytest.approx(factor)
-    chosen = get_policy("sngan", batch)
-    assert chosen.g.optimizer.lr == pytest.approx(2e-4 * factor)
-    assert chosen.d.optimizer.lr == pytest.approx(2e-4 * factor)
+    policy = get_policy("sngan", batch)
+    assert policy.g.optimizer.lr == pytest.approx(2e-4 * factor)
+    assert policy.d.optimizer.lr == pytest.approx(2e-4 * factor)
 
 
-def test_each_player_is_scaled_to_its_own_batch():
-    chosen = get_policy("paragan", 64, g_batch=256)
-    assert (chosen.g.optimizer.lr, chosen.d.optimizer.lr) == (pytest.approx(4e-4), 2e-4)
-    assert [line[:2] for line in chosen.reasons[-2:]] == ["G:", "D:"]
+def test_each_player_is_scaled_by_its_batch():
+    policy = get_policy("paragan", 64, g_batch=256)
+    assert (policy.g.optimizer.lr, policy.d.optimizer.lr) == (pytest.approx(4e-4), 2e-4)
+    assert [line[:2] for line in policy.reasons[-2:]] == ["G:", "D:"]
 
 
 @every_policy
@@ -117,14 +117,14 @@ def test_strategies_that_need_sgd_reject_a_policy_by_name(name):
     first = "adabelief" if name == "paragan" else "adam"
     with pytest.raises(UsageError, match=rf"--policy {name}: gives G {first}, .*paper_update=true.*--g.optimizer=sgd"):
         build_run(data, [], name)
-    own = [("g.optimizer", "sgd"), ("d.optimizer", "sgd")]
-    run, _ = build_run(data, own, name)
+    settings = [("g.optimizer", "sgd"), ("d.optimizer", "sgd")]
+    run, _ = build_run(data, settings, name)
     assert (run.g.optimizer, run.d.optimizer) == (SGD(), SGD())
 
 
 def test_user_settings_override_a_policy_and_are_named():
-    own = [("g.optimizer.lr", "1e-3"), ("g.optimizer.rectify", "true"), ("d.warm_up_kimg", "2"), ("batch", "64")]
-    run, lines = build_run(to_dict(get_recipe("digits")), own, "paragan")
+    settings = [("g.optimizer.lr", "1e-3"), ("g.optimizer.rectify", "true"), ("d.warm_up_kimg", "2"), ("batch", "64")]
+    run, lines = build_run(to_dict(get_recipe("digits")), settings, "paragan")
     assert (run.g.optimizer.name, run.g.optimizer.lr, run.g.optimizer.rectify) == ("adabelief", 1e-3, True)
     assert (run.d.optimizer.lr, run.d.optimizer.betas, run.d.warm_up_kimg) == (2e-4, (0.5, 0.999), 2.0)
     assert "policy paragan: G adabelief lr 0.001, betas (0.5, 0.999), eps 1e-12, rectified" in lines
@@ -136,8 +136,8 @@ def test_policy_replaces_only_g_d_and_d_steps():
     before, (after, _) = get_recipe("digits"), build_run(to_dict(get_recipe("digits")), [], "sngan")
     changed = {name for name, value in to_dict(before).items() if to_dict(after)[name] != value}
     assert changed == {"g", "d", "d_steps", "reasons"}
-    again, lines = build_run(from_yaml(to_yaml(after), "run.yaml"), [])
-    assert again == after
+    reloaded, lines = build_run(from_yaml(to_yaml(after), "run.yaml"), [])
+    assert reloaded == after
     assert lines == []
 
 
@@ -171,16 +171,16 @@ def test_policy_replaces_the_objective_and_fields_of_the_networks(name, of):
 
 
 def test_user_settings_override_the_objective_of_a_policy():
-    own = [("objective.clip", "0.02"), ("nets.width", "16"), ("objective.r1_every", "4")]
-    run, lines = build_run(to_dict(get_recipe("digits")), own, "wcgan")
+    settings = [("objective.clip", "0.02"), ("nets.width", "16"), ("objective.r1_every", "4")]
+    run, lines = build_run(to_dict(get_recipe("digits")), settings, "wcgan")
     assert objective(run) == ("wasserstein", 0, 0, 0.02)
     assert (run.nets.width, run.objective.r1_every) == (16, 4)
     assert "policy wcgan: set by hand: objective.clip" in lines
 
 
-def test_the_users_networks_win_over_the_policys():
-    for own in ([("nets", "dcgan"), ("nets.width", "16")], [("nets.width", "16"), ("nets.name", "dcgan")]):
-        run, lines = build_run(to_dict(get_recipe("fashion")), own, "wcgan")
+def test_user_networks_override_those_of_the_policy():
+    for settings in ([("nets", "dcgan"), ("nets.width", "16")], [("nets.width", "16"), ("nets.name", "dcgan")]):
+        run, lines = build_run(to_dict(get_recipe("fashion")), settings, "wcgan")
         assert run.nets == DCGAN(width=16, spectral=False)
         assert not any("by hand" in line for line in lines)
     run, _ = build_run(to_dict(get_recipe("fashion")), [("nets", "dcgan")], "dcgan")
@@ -203,18 +203,18 @@ def test_fields_of_the_networks_of_a_policy_can_be_set():
 @pytest.mark.parametrize("name", POLICIES)
 def test_policy_from_python_sets_the_objective_but_no_networks(name):
     config = Config(objective=Adversarial(r1=2))
-    chosen = with_policy(config, name, bs=64)
-    said = [line.removeprefix(f"policy {name}: ") for line in chosen.reasons]
+    result = with_policy(config, name, bs=64)
+    reasons = [line.removeprefix(f"policy {name}: ") for line in result.reasons]
     if name not in ALSO:
-        assert chosen.objective == config.objective
-        assert not any("sets" in line or "networks" in line for line in said)
+        assert result.objective == config.objective
+        assert not any("sets" in line or "networks" in line for line in reasons)
         return
-    assert objective(chosen) == ALSO[name][0]
-    assert sum(line.startswith("also sets objective.loss=") for line in said) == 1
-    assert not any("nets" in line for line in said if line.startswith("also sets"))
-    (theirs,) = [line for line in said if line.startswith("leaves to your networks: ")]
-    assert "nets.spectral=false" in theirs
-    assert ("nets.batch_norm=true" in theirs) == (name == "dcgan")
+    assert objective(result) == ALSO[name][0]
+    assert sum(line.startswith("also sets objective.loss=") for line in reasons) == 1
+    assert not any("nets" in line for line in reasons if line.startswith("also sets"))
+    (network_reason,) = [line for line in reasons if line.startswith("leaves to your networks: ")]
+    assert "nets.spectral=false" in network_reason
+    assert ("nets.batch_norm=true" in network_reason) == (name == "dcgan")
 
 
 # Rates that fall ------------------------------------------------------------------------------------------
@@ -247,26 +247,26 @@ def test_run_shorter_than_its_warm_up():
 
 def test_players_follow_their_schedules():
     s = tiny_run.make_session(tiny_run.make_run("kimg=0.16", "g.schedule=linear", "d.warm_up_kimg=0.08"))
-    seen = []
+    factors = []
     for _ in range(10):
         play_round(s)
-        seen.append((s.game.g.learning_rate / 2e-3, s.game.d.learning_rate / 2e-3))
-    assert [g for g, _ in seen] == pytest.approx([1 - k / 10 for k in range(1, 11)])
-    assert [d for _, d in seen] == pytest.approx([min(1, k / 5) for k in range(1, 11)])
+        factors.append((s.game.g.learning_rate / 2e-3, s.game.d.learning_rate / 2e-3))
+    assert [g for g, _ in factors] == pytest.approx([1 - k / 10 for k in range(1, 11)])
+    assert [d for _, d in factors] == pytest.approx([min(1, k / 5) for k in range(1, 11)])
 
 
 def test_six_and_four_rounds_equal_ten_under_schedules(tmp_path):
-    own = [("kimg", "0.16"), ("g.schedule", "cosine"), ("d.schedule", "linear"), ("g.warm_up_kimg", "0.032")]
-    run, _ = build_run(to_dict(tiny_run.make_run()), own, "paragan")
+    settings = [("kimg", "0.16"), ("g.schedule", "cosine"), ("d.schedule", "linear"), ("g.warm_up_kimg", "0.032")]
+    run, _ = build_run(to_dict(tiny_run.make_run()), settings, "paragan")
     world = World.solo()
     saved, _ = tiny_run.save_after(run, 6, world, tmp_path)
     s = tiny_run.make_session(run, world, saved)
     for _ in range(4):
         play_round(s)
-    whole = tiny_run.play_rounds(run, 10)
-    assert tiny_run.is_equal(tiny_run.session_state(s), whole)
-    constant, _ = build_run(to_dict(tiny_run.make_run()), own[:1], "paragan")
-    assert not tiny_run.is_equal(tiny_run.play_rounds(constant, 10), whole)
+    uninterrupted = tiny_run.play_rounds(run, 10)
+    assert tiny_run.is_equal(tiny_run.session_state(s), uninterrupted)
+    constant, _ = build_run(to_dict(tiny_run.make_run()), settings[:1], "paragan")
+    assert not tiny_run.is_equal(tiny_run.play_rounds(constant, 10), uninterrupted)
 
 
 # As a user asks for it ------------------------------------------------------------------------------------
@@ -274,13 +274,13 @@ def test_six_and_four_rounds_equal_ten_under_schedules(tmp_path):
 
 def test_command_line_prints_the_policy_and_its_sources(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    shown = run_cli("train", *TINY_RUN_ARGS, "--policy=paragan", "-n")
-    assert shown.status == 0
-    said = [line for line in shown.out.splitlines() if line.startswith("# policy paragan: ")]
-    assert said[0] == "# policy paragan: G adabelief lr 0.0002, betas (0.5, 0.999), eps 1e-12"
-    assert any("ParaGAN" in line for line in said)
-    assert any("Zhuang et al. 2020" in line for line in said)
-    assert "policy" not in from_yaml(shown.out, "")
+    dry_run = run_cli("train", *TINY_RUN_ARGS, "--policy=paragan", "-n")
+    assert dry_run.status == 0
+    lines = [line for line in dry_run.out.splitlines() if line.startswith("# policy paragan: ")]
+    assert lines[0] == "# policy paragan: G adabelief lr 0.0002, betas (0.5, 0.999), eps 1e-12"
+    assert any("ParaGAN" in line for line in lines)
+    assert any("Zhuang et al. 2020" in line for line in lines)
+    assert "policy" not in from_yaml(dry_run.out, "")
     ended = run_cli("train", *TINY_RUN_ARGS, "--policy=sngan", "--kimg=0.16", "--run-dir=run")
     assert ended.status == 0
     assert "policy sngan: D adam lr 0.0002, betas (0.0, 0.9), eps 1e-08, linear schedule" in ended.out
@@ -316,9 +316,9 @@ def test_rejoining_rank_must_have_the_same_end_under_a_schedule(tmp_path, schedu
 
 
 def test_unknown_policy_lists_the_known_ones():
-    said = usage_error("train", *TINY_RUN_ARGS, "--policy=bigan")
-    assert "there is no policy bigan" in said
-    assert all(name in said for name in POLICIES)
+    error = usage_error("train", *TINY_RUN_ARGS, "--policy=bigan")
+    assert "there is no policy bigan" in error
+    assert all(name in error for name in POLICIES)
     assert "there is no field g.optimizer.eta" in usage_error(
         "train", *TINY_RUN_ARGS, "--policy=ttur", "--g.optimizer.eta=1"
     )
@@ -327,9 +327,9 @@ def test_unknown_policy_lists_the_known_ones():
 def test_help_lists_the_policies(capsys):
     with pytest.raises(SystemExit):
         main.main(["train", "--help"])
-    said = capsys.readouterr().out
-    assert "--policy P" in said
-    assert all(name in said for name in POLICIES)
+    output = capsys.readouterr().out
+    assert "--policy P" in output
+    assert all(name in output for name in POLICIES)
 
 
 def test_policy_from_python_is_printed(capsys):

@@ -22,15 +22,15 @@ def make_optimizer(**settings):
 @pytest.mark.parametrize("name", ["adabelief", "lamb", "lars", "radam", "lookahead", "ranger", "prodigy", "yogi"])
 def test_optimizer_by_name_survives_yaml(name):
     run = from_dict(Run, {"g": {"optimizer": name}})
-    again = from_dict(Run, from_yaml(to_yaml(run), "run.yaml"))
-    assert again == run
-    assert to_dict(again)["g"]["optimizer"]["name"] == name
+    reloaded = from_dict(Run, from_yaml(to_yaml(run), "run.yaml"))
+    assert reloaded == run
+    assert to_dict(reloaded)["g"]["optimizer"]["name"] == name
     assert run.d.optimizer == Adam()
 
 
 def test_arguments_are_fields():
-    found = make_optimizer(name="adabelief", lr=2e-4, betas=[0.5, 0.999], eps=1e-12, rectify=True)
-    built = found.build([nn.Parameter(torch.zeros(3))])
+    config = make_optimizer(name="adabelief", lr=2e-4, betas=[0.5, 0.999], eps=1e-12, rectify=True)
+    built = config.build([nn.Parameter(torch.zeros(3))])
     assert type(built).__name__ == "AdaBelief"
     group = built.param_groups[0]
     assert (group["lr"], group["betas"], group["eps"], group["rectify"]) == (2e-4, (0.5, 0.999), 1e-12, True)
@@ -81,44 +81,46 @@ def test_most_of_the_library_can_train_a_game():
 @pytest.mark.parametrize("name", sorted(third_party.ELEMENTWISE))
 def test_elementwise_optimizers_can_step_a_flat_vector(name):
     draw = torch.Generator().manual_seed(1)
-    apart = [nn.Parameter(torch.randn(shape, generator=draw)) for shape in compatibility.SHAPES]
-    whole = nn.Parameter(torch.cat([p.detach().flatten() for p in apart]))
+    parameters = [nn.Parameter(torch.randn(shape, generator=draw)) for shape in compatibility.SHAPES]
+    flat = nn.Parameter(torch.cat([p.detach().flatten() for p in parameters]))
     record = from_dict(third_party.third_party_config(name), {"name": name, "weight_decay": 0.01})
-    optimizers = record.build(apart), record.build([whole])
+    optimizers = record.build(parameters), record.build([flat])
     for _ in range(20):
-        gradient = torch.randn(len(whole), generator=draw)
-        whole.grad = gradient.clone()
-        for p, part in zip(apart, gradient.split([p.numel() for p in apart])):
+        gradient = torch.randn(len(flat), generator=draw)
+        flat.grad = gradient.clone()
+        for p, part in zip(parameters, gradient.split([p.numel() for p in parameters])):
             p.grad = part.view(p.shape).clone()
         for optimizer in optimizers:
             optimizer.step()
-    torch.testing.assert_close(torch.cat([p.detach().flatten() for p in apart]), whole.detach(), rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(
+        torch.cat([p.detach().flatten() for p in parameters]), flat.detach(), rtol=1e-6, atol=1e-7
+    )
 
 
 def test_lookahead_interpolates_every_k_steps():
     w = nn.Parameter(torch.zeros(1))
     optimizer = lookahead(SGD(lr=1.0, fused=False).build([w]), k=3, alpha=0.5)
-    seen = []
+    values = []
     for _ in range(7):
         w.grad = -torch.ones(1)
         optimizer.step()
-        seen.append(w.item())
-    assert seen == [1, 2, 1.5, 2.5, 3.5, 3.0, 4.0]
+        values.append(w.item())
+    assert values == [1, 2, 1.5, 2.5, 3.5, 3.0, 4.0]
 
 
 def positions(wrap, k, steps, alpha=0.5):
     """Where weights go from 0 with a rate of 1 and a gradient of -1, with slow weights around a wrapper."""
     w = nn.Parameter(torch.zeros(1))
     record = make_optimizer(name="lookahead", inner={"name": "sgd", "lr": 1.0, "fused": False}, k=k, alpha=alpha)
-    optimizer, seen = build_optimizer(record, [w], wrap), []
+    optimizer, values = build_optimizer(record, [w], wrap), []
     for _ in range(steps):
         w.grad = -torch.ones(1)
         optimizer.step()
-        seen.append(w.item())
-    return seen
+        values.append(w.item())
+    return values
 
 
-def test_lookahead_goes_around_the_wrapper():
+def test_lookahead_wraps_the_optimizer_wrapper():
     """Whole iterations count, and what is drawn back is where the optimistic step led."""
     assert positions(extragradient, 2, 8) == [1, 1, 2, 1, 2, 2, 3, 2]
     assert positions(optimistic, 3, 6) == [2, 3, 2, 3, 4, 3.5]
@@ -152,9 +154,9 @@ def test_numbers_and_changed_groups_are_saved():
     optimizer = record.build([w])
     w.grad = torch.ones(2)
     optimizer.step()
-    kept = state_io.to_tensors(optimizer)
-    assert kept["group0/step="].item() == 1
-    assert not any(name.startswith("group0/") and "step" not in name for name in kept)
+    state = state_io.to_tensors(optimizer)
+    assert state["group0/step="].item() == 1
+    assert not any(name.startswith("group0/") and "step" not in name for name in state)
 
 
 def test_builtin_names_come_first():

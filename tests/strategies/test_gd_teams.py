@@ -61,20 +61,20 @@ def delayed(run, rounds, delays):
         ),
     ],
 )
-def test_a_recorded_pattern_repeats_the_run_to_the_bit(pool, settings, delays):
+def test_recorded_lags_reproduce_the_run_bit_for_bit(pool, settings, delays):
     run = tiny_run.make_run(*TEAMS, *settings)
     state, _, lags = pool(2, delayed(run, 12, delays))[0]
     assert len(lags["fakes"]) == len(lags["critic"]) == 12
     assert len(set(lags["fakes"])) + len(set(lags["critic"])) > 2, "the ranks did not lag, so nothing was shown"
-    again = [s for s in settings if not s.startswith(("strategy.max_lead_rounds", "strategy.snapshot"))]
+    replay_settings = [s for s in settings if not s.startswith(("strategy.max_lead_rounds", "strategy.snapshot"))]
     replay = tiny_run.make_run(
-        *TEAMS, *again, f"strategy.fake_lags={lags['fakes']}", f"strategy.critic_lags={lags['critic']}"
+        *TEAMS, *replay_settings, f"strategy.fake_lags={lags['fakes']}", f"strategy.critic_lags={lags['critic']}"
     )
     assert tiny_run.is_equal(pool(1, lambda world: tiny_run.play_rounds(replay, 12))[0], state)
 
 
 @pytest.mark.parametrize(("slow", "lead"), [(0, 3), (1, 3), (0, 1), (1, 5)])
-def test_no_team_is_further_ahead_than_it_may(pool, slow, lead):
+def test_no_team_leads_by_more_than_the_maximum(pool, slow, lead):
     run = tiny_run.make_run(*TEAMS, f"strategy.max_lead_rounds={lead}", "strategy.split=1:1")
     _, line, lags = pool(2, delayed(run, 10, [0.08 * (rank == slow) for rank in (0, 1)]))[0]
     assert max(lags["fakes"]) < lead
@@ -94,7 +94,7 @@ def test_no_team_is_further_ahead_than_it_may(pool, slow, lead):
         ("2:2", ("strategy.sync_period=2", "strategy.snapshot_every=3", "strategy.wire=int8")),
     ],
 )
-def test_it_goes_on_where_it_stopped(pool, split, settings, tmp_path):
+def test_teams_resume_from_a_checkpoint(pool, split, settings, tmp_path):
     run, ranks = (
         tiny_run.make_run(*TEAMS, *settings, "strategy.max_lead_rounds=1", f"strategy.split='{split}'"),
         int(split[0]) + 2,
@@ -112,64 +112,64 @@ def test_it_goes_on_where_it_stopped(pool, split, settings, tmp_path):
     )
 
 
-def test_another_division_goes_on_with_what_was_saved(pool, tmp_path):
+def test_another_split_resumes_from_the_checkpoint(pool, tmp_path):
     """3 ranks of G and 1 of D, then 1 and 2; the images that were made go to those that own their lanes now."""
     first = tiny_run.make_run(*TEAMS, "strategy.max_lead_rounds=1", "strategy.split=3:1")
     then = tiny_run.make_run(*TEAMS, "strategy.max_lead_rounds=1", "strategy.split=1:2")
     saved = pool(4, lambda world: tiny_run.save_after(first, 4, world, tmp_path)[0])[0]
 
-    def go_on(world):
+    def resume(world):
         s = tiny_run.make_session(then, world, saved)
         for _ in range(4):
             play_round(s)
         return tiny_run.gather_owner_state(s)
 
     one = tiny_run.play_rounds(first, 8)
-    state = pool(3, go_on)[0]
+    state = pool(3, resume)[0]
     assert tiny_run.relative_distance(state, one, "G/") < 2e-4
     assert tiny_run.relative_distance(state, one, "D/") < 2e-4
 
 
 @pytest.mark.parametrize(("g_per_lane", "d_per_lane"), [(4, 2), (2, 4), (3, 2), (2, 5), (1, 3)])
 @pytest.mark.parametrize("policy", [Latest(), UniformReplay(window=3)])
-def test_batches_of_any_size(g_per_lane, d_per_lane, policy):
+def test_fakes_match_their_lanes_and_labels_at_any_batch_size(g_per_lane, d_per_lane, policy):
     """Every image is one that G made for that lane, with its label; of more than D needs, the next step has others."""
     fakes = FakeReplayBuffer(policy, lambda step: 1, 1, g_per_lane / d_per_lane)
     lanes = (2, 5)
     for step in range(6):  # pixel: round, lane, row
         rows = [[step, lane, i] for lane in lanes for i in range(g_per_lane)]
-        made = torch.tensor(rows, dtype=torch.float32)
-        fakes.push(Batch(made, made[:, 2].long() + 10, LaneRng(0, step, lanes, g_per_lane)), step)
-    hand = Batch(torch.zeros(2 * d_per_lane, 3), None, LaneRng(0, 96, lanes, d_per_lane))
-    first, second = fakes(hand, 6), fakes(hand, 6)
-    for drawn in (first, second):
-        assert len(drawn.images) == 2 * d_per_lane
-        assert drawn.images[:, 1].tolist() == [2.0] * d_per_lane + [5.0] * d_per_lane
-        assert (drawn.images[:, 2] + 10 == drawn.labels).all()
-        assert (drawn.images[:, 0] >= 6 - fakes.window).all()
+        images = torch.tensor(rows, dtype=torch.float32)
+        fakes.push(Batch(images, images[:, 2].long() + 10, LaneRng(0, step, lanes, g_per_lane)), step)
+    batch = Batch(torch.zeros(2 * d_per_lane, 3), None, LaneRng(0, 96, lanes, d_per_lane))
+    first, second = fakes(batch, 6), fakes(batch, 6)
+    for sample in (first, second):
+        assert len(sample.images) == 2 * d_per_lane
+        assert sample.images[:, 1].tolist() == [2.0] * d_per_lane + [5.0] * d_per_lane
+        assert (sample.images[:, 2] + 10 == sample.labels).all()
+        assert (sample.images[:, 0] >= 6 - fakes.window).all()
     if policy.name == "latest":
         assert len({tuple(row) for row in first.images.tolist()}) == 2 * d_per_lane
         if g_per_lane >= 2 * d_per_lane:
             assert not set(map(tuple, first.images.tolist())) & set(map(tuple, second.images.tolist()))
 
 
-def test_a_lane_is_selected_from_merged_fakes():
+def test_lanes_are_selected_from_merged_fakes():
     fakes = FakeReplayBuffer(Latest(), lambda step: 1, 1)
     fakes.insert(FakeBatch(torch.arange(8.0)[:, None], None), (0, 1, 2, 3), 0)
-    drawn = fakes(Batch(torch.zeros(4, 1), None, LaneRng(0, 16, (1, 3), 2)), 1)
-    assert drawn.images.flatten().tolist() == [2, 3, 6, 7]
+    sample = fakes(Batch(torch.zeros(4, 1), None, LaneRng(0, 16, (1, 3), 2)), 1)
+    assert sample.images.flatten().tolist() == [2, 3, 6, 7]
 
 
-def test_parcels():
+def test_tensor_pack_roundtrip():
     tensors = [torch.randn(3, 2).to(torch.bfloat16), torch.arange(5), torch.randn(2, 3, 4, 4), torch.empty(0)]
-    parcel = TensorPack.from_tensors(tensors)
-    data = parcel.pack(tensors)
-    assert data.nbytes == parcel.nbytes
-    assert all(torch.equal(a, b) for a, b in zip(parcel.unpack(data), tensors, strict=True))
+    pack = TensorPack.from_tensors(tensors)
+    data = pack.pack(tensors)
+    assert data.nbytes == pack.nbytes
+    assert all(torch.equal(a, b) for a, b in zip(pack.unpack(data), tensors, strict=True))
     assert TensorPack((), ()).pack([]).nbytes == 1
 
 
-def test_the_division_with_which_neither_waits():
+def test_split_balances_the_step_times():
     assert balance(1.0, 1.0, 8) == (4, 4)
     assert balance(1.0, 3.0, 8) == (2, 6)
     assert balance(3.0, 1.0, 8) == (6, 2)
@@ -177,7 +177,7 @@ def test_the_division_with_which_neither_waits():
     assert balance(1.0, 1.0, 2) == (1, 1)
 
 
-def test_invalid_teams_are_refused():
+def test_invalid_teams_are_rejected():
     with pytest.raises(UsageError, match=r"split=2:6: needs 8 ranks, and 4 were started. Use 2:2"):
         validate(tiny_run.make_run(*TEAMS, "strategy.split='2:6'"), 4)
     with pytest.raises(UsageError, match=r"split=1:1: needs 2 ranks, and 1 was started. Use --ranks=2"):
@@ -201,7 +201,7 @@ def test_invalid_teams_are_refused():
         validate(tiny_run.make_run(*TEAMS, "g_batch=12"), 2)
 
 
-def test_yaml_has_no_minutes():
+def test_yaml_sexagesimal_split_is_parsed():
     assert tiny_run.make_run(*TEAMS, "strategy.split=2:6").strategy.split == "2:6"
     assert validate_split(126) == "2:6"
     assert validate_split("auto") == "auto"
@@ -209,26 +209,26 @@ def test_yaml_has_no_minutes():
         tiny_run.make_run(*TEAMS, "strategy.split=7")
 
 
-def test_the_record_of_a_run(tmp_path):
+def test_lags_are_read_from_a_run(tmp_path):
     path = tmp_path / "lags.jsonl"
-    asked = (*TEAMS, f"strategy.lags_from_run={tmp_path}")
+    settings = (*TEAMS, f"strategy.lags_from_run={tmp_path}")
     with pytest.raises(UsageError, match=r"there is no .*lags\.jsonl"):
-        fill_strategy_defaults(tiny_run.make_run(*asked))
+        fill_strategy_defaults(tiny_run.make_run(*settings))
     path.write_text('{"first": 0, "fakes": [1, 2], "critic": [0, 0]}\n{"first": 2, "fakes": [2], "critic": [1]}\n')
-    strategy = fill_strategy_defaults(tiny_run.make_run(*asked)).strategy
+    strategy = fill_strategy_defaults(tiny_run.make_run(*settings)).strategy
     assert (strategy.fake_lags, strategy.critic_lags, strategy.lags_from_run) == ((1, 2, 2), (0, 0, 1), "")
     with pytest.raises(UsageError, match="gives both lags"):
-        fill_strategy_defaults(tiny_run.make_run(*asked, "strategy.fake_lags=[1]"))
+        fill_strategy_defaults(tiny_run.make_run(*settings, "strategy.fake_lags=[1]"))
     path.write_text('{"first": 0, "fakes": [1, 2], "critic": [0, 0]}\n{"first": 5, "fakes": [2], "critic": [1]}\n')
     with pytest.raises(UsageError, match="lacks rounds 2 to 4: that run was stopped and resumed"):
-        fill_strategy_defaults(tiny_run.make_run(*asked))
+        fill_strategy_defaults(tiny_run.make_run(*settings))
     for broken in ('{"first": 0, "fakes": [-1], "critic": [0]}', '{"fakes": 3}', '{"first": 0, "fakes": ["a"]}'):
         path.write_text(broken + "\n")
         with pytest.raises(UsageError, match="not a valid record of lags"):
-            fill_strategy_defaults(tiny_run.make_run(*asked))
+            fill_strategy_defaults(tiny_run.make_run(*settings))
 
 
-def test_from_teams_to_one_rank_and_back(pool, tmp_path):
+def test_one_rank_resumes_from_teams_and_back(pool, tmp_path):
     """What one rank does not play against is not kept for teams to find much later."""
     run = tiny_run.make_run(*TEAMS, "strategy.max_lead_rounds=1")
 
@@ -240,7 +240,9 @@ def test_from_teams_to_one_rank_and_back(pool, tmp_path):
             clock = {"step": s.clock.step, "images": s.clock.images, "seconds": 0.0}
             if s.role.drain:
                 s.role.drain()
-            ages = max((max(seen.lags.values()) for seen in s.role.staleness.values() if seen.lags), default=0)
+            ages = max(
+                (max(staleness.lags.values()) for staleness in s.role.staleness.values() if staleness.lags), default=0
+            )
             return (
                 Checkpoints(folder, world).save(s.game.players, clock, {}, s.role),
                 tiny_run.gather_owner_state(s),
@@ -256,7 +258,7 @@ def test_from_teams_to_one_rank_and_back(pool, tmp_path):
     assert tiny_run.relative_distance(rows[0][1], tiny_run.play_rounds(run, 9), "G/") < 2e-4
 
 
-def test_a_slow_team_is_not_waited_for_within_the_lead(pool):
+def test_fast_team_does_not_wait_within_the_lead(pool):
     run = tiny_run.make_run(*TEAMS, "strategy.max_lead_rounds=5", "strategy.split=1:1")
     slow = pool(2, delayed(run, 6, (0.2, 0.0)))[0][1]  # rank 0 sleeps, and does not wait
     assert slow["Timing/exchange_wait_s"] < 0.5 * slow["Timing/total_s"]
@@ -268,7 +270,7 @@ def test_dropped_links_leave_no_state(pool):
     run = tiny_run.make_run(*TEAMS, "strategy.split=1:1")
 
     def job(world):
-        first, there = tiny_run.make_session(run, world), []
+        first, counts = tiny_run.make_session(run, world), []
         for i in range(20):
             s = dataclasses.replace(
                 first, role=run.strategy.role(first.game, world, run.lanes), clock=Clock(run.total_images)
@@ -279,10 +281,10 @@ def test_dropped_links_leave_no_state(pool):
             gc.collect()
             if i in (4, 19):
                 time.sleep(0.5)
-                there.append((threading.active_count(), len(open_sockets())))
-        return there
+                counts.append((threading.active_count(), len(open_sockets())))
+        return counts
 
-    found = [pool(2, job) for _ in range(int(os.environ.get("PARAGAN_SOAK", "1")))]
-    early = found[:2][-1]  # what the job before has left is there until the next has begun
+    results = [pool(2, job) for _ in range(int(os.environ.get("PARAGAN_SOAK", "1")))]
+    early = results[:2][-1]  # what the job before has left is there until the next has begun
     for rank in (0, 1):
-        assert found[-1][rank][1] <= early[rank][0]
+        assert results[-1][rank][1] <= early[rank][0]

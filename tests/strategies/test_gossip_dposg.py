@@ -76,8 +76,8 @@ def powers(topology, ranks, step, rounds):
     return torch.from_numpy(product).float()
 
 
-def check(found, expected, atol=1e-5):
-    for rank, params in enumerate(found):
+def check(actual, expected, atol=1e-5):
+    for rank, params in enumerate(actual):
         torch.testing.assert_close(params, expected[rank], rtol=1e-4, atol=atol)
 
 
@@ -107,7 +107,7 @@ def test_dposg_is_the_papers_pseudo_code(pool, ranks, rounds):
 def test_dp_oadam_is_the_papers_pseudo_code(pool, ranks, topology):
     """theta_i <- sum_j W_ij theta_j - 2 lr u + lr (u before); u from gradients at theta_i, moments of one's own."""
     beta1, beta2, eps, steps = 0.5, 0.9, 1e-8, 7
-    found = pool(ranks, lambda world: stepped(world, Gossip(topology, world.all_ranks), optimistic_adam, steps))
+    results = pool(ranks, lambda world: stepped(world, Gossip(topology, world.all_ranks), optimistic_adam, steps))
     x = starts(ranks)
     m, v, before = torch.zeros_like(x), torch.zeros_like(x), torch.zeros_like(x)
     for step in range(steps):
@@ -116,7 +116,7 @@ def test_dp_oadam_is_the_papers_pseudo_code(pool, ranks, topology):
         u = (m / (1 - beta1 ** (step + 1))) / ((v / (1 - beta2 ** (step + 1))).sqrt() + eps)
         x = powers(topology, ranks, step, 1) @ x - 2 * RATE * u + RATE * before
         before = u
-    check(found, x)
+    check(results, x)
 
 
 @pytest.mark.parametrize("ranks", [4, 8])
@@ -182,16 +182,16 @@ def mixed(pool, ranks, exchange, steps):
     """Nothing but mixing: [steps + 1, ranks, n]."""
 
     def job(world):
-        flat, seen = start(world.rank), []
-        seen.append(flat.params.clone())
+        flat, states = start(world.rank), []
+        states.append(flat.params.clone())
         for step in range(steps):
             with flat.exchanging(exchange(world.all_ranks), step):
                 pass
             flat.finish()
-            seen.append(flat.params.clone())
-        return seen
+            states.append(flat.params.clone())
+        return states
 
-    return torch.stack([torch.stack(seen) for seen in pool(ranks, job)]).transpose(0, 1).double()
+    return torch.stack([torch.stack(states) for states in pool(ranks, job)]).transpose(0, 1).double()
 
 
 def distances(states):
@@ -211,7 +211,7 @@ def distances(states):
     ],
     ids=["ring", "two rounds", "complete", "ring int8", "ring int4", "one-peer int8", "ring sign"],
 )
-def test_mixing_keeps_the_mean_and_draws_everyone_to_it(pool, exchange, left):
+def test_mixing_preserves_the_mean_and_contracts_to_it(pool, exchange, left):
     states = mixed(pool, 4, exchange, 12)
     torch.testing.assert_close(states.mean(1), states[0].mean(0).expand(13, -1), rtol=1e-5, atol=1e-5)
     d = distances(states)
@@ -230,9 +230,9 @@ def test_local_steps_mix_at_the_end_of_each_period(pool):
     assert d[6] < 1e-5  # the period's own steps are the topology's: two make the mean of four
 
 
-def test_bytes_counted_are_bytes_predicted(pool):
+def test_counted_bytes_equal_predicted_bytes(pool):
     def job(world):
-        found = []
+        results = []
         for make in (
             lambda group: Gossip(Ring(), group, 2),
             lambda group: Gossip(OnePeer(), group),
@@ -244,9 +244,9 @@ def test_bytes_counted_are_bytes_predicted(pool):
                 with flat.exchanging(exchange, step):
                     pass
                 flat.finish()
-            told = flat.traffic(exchange)
-            found.append((meter.sent_bytes, meter.messages, 3 * told.sent_bytes, 3 * told.messages))
-        return found
+            traffic = flat.traffic(exchange)
+            results.append((meter.sent_bytes, meter.messages, 3 * traffic.sent_bytes, 3 * traffic.messages))
+        return results
 
     for rank in pool(4, job):
         for sent, messages, predicted, predicted_messages in rank:
@@ -257,12 +257,14 @@ def test_bytes_counted_are_bytes_predicted(pool):
 def test_dposg_converges_where_gossip_descent_diverges(pool):
     """min_x max_y of a bilinear game whose parts are spread over the ranks: none of them has its solution alone."""
 
-    def play(world, ahead):
+    def play(world, extrapolate):
         size, rank = world.size, world.rank
         a = torch.linspace(0.5, 1.0, SIZE) + 0.4 * torch.cos(torch.arange(SIZE) + 2 * torch.pi * rank / size)
         x, y = start(0), start(1)
         mixing = Gossip(Ring(), world.all_ranks)
-        exchange = Chain(Blocking(mixing), OptimisticMirrorDescent(NoExchange(), lambda: 0.2)) if ahead else mixing
+        exchange = (
+            Chain(Blocking(mixing), OptimisticMirrorDescent(NoExchange(), lambda: 0.2)) if extrapolate else mixing
+        )
         for step in range(800):
             with x.exchanging(exchange, step), y.exchanging(exchange, step):
                 x.grads.copy_(a * y.params)
@@ -272,6 +274,6 @@ def test_dposg_converges_where_gossip_descent_diverges(pool):
                 player.params.sub_(player.grads, alpha=0.2)
         return float(torch.hypot(x.params.norm(), y.params.norm()))
 
-    began = float(torch.hypot(start(0).params.norm(), start(1).params.norm()))
-    assert max(pool(4, lambda world: play(world, True))) < 1e-3 * began
-    assert min(pool(4, lambda world: play(world, False))) > 10 * began
+    initial_radius = float(torch.hypot(start(0).params.norm(), start(1).params.norm()))
+    assert max(pool(4, lambda world: play(world, True))) < 1e-3 * initial_radius
+    assert min(pool(4, lambda world: play(world, False))) > 10 * initial_radius

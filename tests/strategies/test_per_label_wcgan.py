@@ -69,7 +69,7 @@ def complete(folder):
     return True
 
 
-def test_every_label_is_trained_on_its_images_alone(done):
+def test_every_label_is_trained_only_on_its_images(done):
     assert complete(done)
     for number in LABELS:
         config = json.loads((label(done, number) / "model" / "config.json").read_text())
@@ -82,7 +82,7 @@ def test_every_label_is_trained_on_its_images_alone(done):
     assert read_jsonl(done / "metrics.jsonl")[-1]["protocol"]["labels"] == "as in the data"
 
 
-def test_training_exchanges_nothing(tmp_path, processes):
+def test_training_sends_no_messages(tmp_path, processes):
     """Bytes are counted where they leave; and during training a worker has no socket to anyone."""
     patch = (
         "import psutil, paragan.train.loop as loop\n"
@@ -137,7 +137,7 @@ def test_ranks_of_one_label_agree_over_any_wire(tmp_path, processes):
     assert rows[-1]["Comm/G/sent_bytes"] > 0
 
 
-def test_more_ranks_than_labels_and_one_game_for_them_equal_one_rank(tmp_path, processes):
+def test_three_ranks_on_two_labels_equal_one_rank(tmp_path, processes):
     data = tmp_path / "two.npz"
     rng = np.random.default_rng(0)
     np.savez(data, images=rng.integers(0, 255, (60, 8, 8), np.uint8), labels=np.arange(60) % 2)
@@ -151,7 +151,7 @@ def test_more_ranks_than_labels_and_one_game_for_them_equal_one_rank(tmp_path, p
             torch.testing.assert_close(a[name], b[name], rtol=1e-3, atol=1e-4)
 
 
-def test_parallel_dcgan_goes_by_name(tmp_path, processes):
+def test_dc_cgan_name_selects_teams_and_loss(tmp_path, processes):
     """D on one rank, G on another."""
     more = ("--strategy=DC-CGAN", "--policy=dcgan", "--kimg=0.32")
     arguments = [a for a in command(tmp_path / "run", *more) if a != "--strategy=per-label"]
@@ -166,7 +166,7 @@ def test_parallel_dcgan_goes_by_name(tmp_path, processes):
 # Workers that stop and die -------------------------------------------------------------------------------
 
 
-def test_a_label_that_was_stopped_goes_on_bit_for_bit(done, tmp_path):
+def test_stopped_label_resumes_bit_for_bit(done, tmp_path):
     with on_step(3, lambda session: signal.raise_signal(signal.SIGTERM)):
         ended = run_cli(*command(tmp_path / "run"))
     assert ended.status == 3
@@ -177,7 +177,7 @@ def test_a_label_that_was_stopped_goes_on_bit_for_bit(done, tmp_path):
     assert outcomes(tmp_path / "run") == outcomes(done)
 
 
-def test_a_label_alone_is_a_run_like_any_other(done, tmp_path):
+def test_config_of_a_label_reproduces_it_as_a_run(done, tmp_path):
     record = label(done, 4) / "run.yaml"
     assert run_cli("train", record, f"--run-dir={tmp_path / 'alone'}").status == 0
     assert final_tensors(tmp_path / "alone") == final_tensors(label(done, 4))
@@ -193,7 +193,7 @@ def frozen(processes, folder):
     return worker
 
 
-def test_a_frozen_worker_is_taken_over_and_leaves_when_it_wakes(done, tmp_path, processes):
+def test_frozen_worker_is_replaced_and_exits_on_wakeup(done, tmp_path, processes):
     worker = frozen(processes, tmp_path / "run")
     trained(tmp_path / "run", "--strategy.lease_s=1")
     assert complete(tmp_path / "run")
@@ -206,7 +206,7 @@ def test_a_frozen_worker_is_taken_over_and_leaves_when_it_wakes(done, tmp_path, 
     assert outcomes(tmp_path / "run") == before
 
 
-def test_a_label_in_which_workers_die_again_and_again_is_given_up(tmp_path, processes):
+def test_label_that_kills_workers_is_marked_failed(tmp_path, processes):
     poison = (
         "import os, paragan.train.loop as l; o = l.play_round\n"
         "l.play_round = lambda s: os._exit(9) if s.run.data.only_class == 0 else o(s)\n"
@@ -217,15 +217,15 @@ def test_a_label_in_which_workers_die_again_and_again_is_given_up(tmp_path, proc
     assert ended.wait(120) == 1
     assert "label 0 (0): 5 workers died in it, one after the other, without a checkpoint" in ended.err
     assert "the same command tries again" in ended.err
-    found = states(tmp_path / "run")
-    assert found.pop("0000") == "failed"
-    assert set(found.values()) == {"done"}
+    states_by_label = states(tmp_path / "run")
+    assert states_by_label.pop("0000") == "failed"
+    assert set(states_by_label.values()) == {"done"}
     assert "failed" in run_cli("status", tmp_path / "run").out
     trained(tmp_path / "run")
     assert complete(tmp_path / "run")
 
 
-def test_a_game_that_diverges_does_not_end_the_others(tmp_path):
+def test_diverging_label_does_not_stop_the_others(tmp_path):
     def spoil(session):
         if session.run.data.only_class == 2:
             session.game.g.flat.params.fill_(float("nan"))
@@ -234,26 +234,26 @@ def test_a_game_that_diverges_does_not_end_the_others(tmp_path):
         ended = run_cli(*command(tmp_path / "run"))
     assert ended.status == 1
     assert "label 2 (2): step " in ended.err
-    found = states(tmp_path / "run")
-    assert [job for job, state in found.items() if state == "failed"] == ["0002"]
-    assert len(found) == 10  # and not the pooled one
+    states_by_label = states(tmp_path / "run")
+    assert [job for job, state in states_by_label.items() if state == "failed"] == ["0002"]
+    assert len(states_by_label) == 10  # and not the pooled one
     trained(tmp_path / "run")
     assert complete(tmp_path / "run")
 
 
-def test_a_budget_of_time_ends_a_label_where_it_is(tmp_path):
+def test_time_budget_ends_a_label(tmp_path):
     folder = trained(tmp_path / "run", "--kimg=800", "--strategy.minutes=0.05", "--output.checkpoint_kimg=1000")
     for number in LABELS:
         entry = LeaseQueue(folder / "queue", 60).entry(f"{number:04d}")
         assert 0.3 <= entry.metadata["seconds"] < 1
         assert 0 < entry.metadata["images"] < 80_000
         assert json.loads((label(folder, number) / "model" / "config.json").read_text())["kimg"] > 0
-    again = run_cli(*command(folder, "--kimg=800", "--strategy.minutes=0.05", "--output.checkpoint_kimg=1000"))
-    assert again.status == 0
-    assert "label 0" not in again.out
+    second = run_cli(*command(folder, "--kimg=800", "--strategy.minutes=0.05", "--output.checkpoint_kimg=1000"))
+    assert second.status == 0
+    assert "label 0" not in second.out
 
 
-def test_a_longer_budget_goes_on_with_every_label(tmp_path):
+def test_longer_budget_resumes_every_label(tmp_path):
     folder = trained(tmp_path / "run", "--kimg=0.48")
     trained(folder)
     steps = [row["Progress/step"] for row in read_jsonl(label(folder, 9) / "stats.jsonl")]
@@ -264,20 +264,20 @@ def test_a_longer_budget_goes_on_with_every_label(tmp_path):
 # The model of all labels ---------------------------------------------------------------------------------
 
 
-def test_the_merged_model_samples_each_label_with_its_generator(done):
+def test_merged_model_samples_each_label_with_its_generator(done):
     model = paragan.load(done)
     assert model.classes == tuple("0123456789")
-    wanted = np.array([3, 7, 3, 0])
-    images = model.sampler.images(range(4), wanted, seed=5)
-    for row, number in enumerate(wanted):
-        alone = paragan.load(label(done, number)).sampler.images([row], None, seed=5)
-        assert torch.equal(images[row], alone[0])
-    drawn = model.sampler.labels(range(4000), 0)
-    shares = np.bincount(drawn, minlength=10) / 4000
+    labels = np.array([3, 7, 3, 0])
+    images = model.sampler.images(range(4), labels, seed=5)
+    for row, number in enumerate(labels):
+        expected = paragan.load(label(done, number)).sampler.images([row], None, seed=5)
+        assert torch.equal(images[row], expected[0])
+    sampled_labels = model.sampler.labels(range(4000), 0)
+    shares = np.bincount(sampled_labels, minlength=10) / 4000
     np.testing.assert_allclose(shares, model.config["prior"], atol=0.02)
 
 
-def test_generators_are_loaded_on_demand_and_forgotten(done):
+def test_generators_are_loaded_on_demand_and_evicted(done):
     sampler = paragan.load(done).sampler
     assert not sampler._cached_samplers
     sampler.max_cached_bytes = 3 * module_bytes(sampler.for_label(0).g)
@@ -286,7 +286,7 @@ def test_generators_are_loaded_on_demand_and_forgotten(done):
     assert torch.equal(images[13], sampler.images([13], np.array([3]), 0)[0])
 
 
-def test_it_is_scored_like_one_model_whatever_the_window(done, monkeypatch):
+def test_scores_do_not_depend_on_the_number_of_loaded_generators(done, monkeypatch):
     from paragan.models import sampler
 
     first = run_cli("eval", done, "--metrics=fd", "--count=200")
@@ -296,15 +296,15 @@ def test_it_is_scored_like_one_model_whatever_the_window(done, monkeypatch):
     assert first.out.splitlines()[1] == second.out.splitlines()[1]
 
 
-def test_it_travels(done, tmp_path):
+def test_exported_model_draws_the_same_images(done, tmp_path):
     assert run_cli("export", done, "--out", tmp_path / "model").status == 0
-    there = paragan.load(tmp_path / "model").sampler.images(range(5), np.arange(5), 1)
-    assert torch.equal(there, paragan.load(done).sampler.images(range(5), np.arange(5), 1))
+    exported = paragan.load(tmp_path / "model").sampler.images(range(5), np.arange(5), 1)
+    assert torch.equal(exported, paragan.load(done).sampler.images(range(5), np.arange(5), 1))
     assert sum(1 for _ in (tmp_path / "model").rglob("*.safetensors")) == 10
     assert "with files in it" in usage_error("export", done, "--out", tmp_path / "model")
 
 
-def test_status_tells_of_every_label(done):
+def test_status_lists_every_label(done):
     out = run_cli("status", done).out
     lines = out.splitlines()
     assert lines[0].split() == ["label", "class", "images", "state", "kimg", "minutes", "worker", "scores"]
@@ -331,7 +331,7 @@ def test_retraining_a_label_does_not_change_the_others(tmp_path):
     assert "replaced" in run_cli("status", folder).out
 
 
-def test_a_label_that_was_stopped_can_be_begun_again(tmp_path):
+def test_stopped_label_can_be_retrained(tmp_path):
     with on_step(3, lambda session: signal.raise_signal(signal.SIGTERM)):
         assert run_cli(*command(tmp_path / "run")).status == 3
     assert run_cli("label", tmp_path / "run", "0", "--retrain", "--seed=77").status == 0
@@ -340,7 +340,7 @@ def test_a_label_that_was_stopped_can_be_begun_again(tmp_path):
     assert paragan.core.schema.read_yaml(label(tmp_path / "run", 0) / "run.yaml")["seed"] == 77
 
 
-def test_a_replaced_label_makes_the_same_command_go_on(tmp_path):
+def test_same_command_resumes_after_a_label_is_replaced(tmp_path):
     arguments = [*command("x")[:-1], f"--outdir={tmp_path}/runs"]
     assert run_cli(*arguments).status == 0
     (folder,) = (tmp_path / "runs").iterdir()
@@ -351,14 +351,14 @@ def test_a_replaced_label_makes_the_same_command_go_on(tmp_path):
     assert "before what was trained since" not in run_cli("status", folder).out
 
 
-def test_what_was_removed_from_the_model_is_put_back(done, tmp_path):
+def test_removed_model_files_are_restored(done, tmp_path):
     folder = shutil.copytree(done, tmp_path / "run")
     shutil.rmtree(folder / "model" / "0001")
     trained(folder)
     assert (folder / "model" / "0001" / "model.safetensors").exists()
 
 
-def test_a_run_whose_queue_was_lost_goes_on(tmp_path):
+def test_run_resumes_after_its_queue_was_deleted(tmp_path):
     with on_step(3, lambda session: signal.raise_signal(signal.SIGTERM)):
         assert run_cli(*command(tmp_path / "run")).status == 3
     shutil.rmtree(tmp_path / "run" / "queue")
@@ -367,41 +367,41 @@ def test_a_run_whose_queue_was_lost_goes_on(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("before", "said", "state"),
+    ("before", "message", "state"),
     [(True, "before its scores were measured", "free"), (False, "stopped after label 0", "done")],
 )
-def test_a_signal_while_a_label_is_scored_ends_the_worker(before, said, state, tmp_path, monkeypatch):
+def test_signal_during_scoring_ends_the_worker(before, message, state, tmp_path, monkeypatch):
     from paragan.train.callbacks import scoring
     from paragan.train.per_label import finalize
 
     score = scoring.score
     assert finalize.score is score  # loaded before it is patched
 
-    def signalled(*told, **how):
+    def signalled(*args, **kwargs):
         if before:
             signal.raise_signal(signal.SIGTERM)
-        found = score(*told, **how)
+        result = score(*args, **kwargs)
         signal.raise_signal(signal.SIGTERM)
-        return found
+        return result
 
     with monkeypatch.context() as patch:
         patch.setattr(scoring, "score", signalled)
         ended = run_cli(*command(tmp_path / "run"))
     assert ended.status == 3
-    assert said in ended.err
+    assert message in ended.err
     assert states(tmp_path / "run") == {"0000": state}
     trained(tmp_path / "run")
     assert complete(tmp_path / "run")
 
 
-def test_a_moved_run_with_warm_starts_goes_on(tmp_path):
+def test_renamed_run_with_warm_starts_resumes(tmp_path):
     more = ("--strategy.rare_below=175", "--strategy.warm_start=nearest")
     folder = trained(tmp_path / "run", *more, "--kimg=0.48").rename(tmp_path / "moved")
     trained(folder, *more)
     assert set(states(folder).values()) == {"done"}
 
 
-def test_a_rare_label_starts_from_its_neighbor(tmp_path):
+def test_rare_label_starts_from_its_neighbor(tmp_path):
     folder = trained(tmp_path / "run", "--strategy.rare_below=175", "--strategy.warm_start=nearest", "--kimg=0.32")
     record = paragan.core.schema.read_yaml(label(folder, 8) / "run.yaml")  # 174 images
     assert record["init_from"].startswith(str(folder / "labels"))
@@ -417,7 +417,7 @@ def test_two_runs_do_not_share_a_folder(done, finished):
     assert "holds another run" in usage_error("train", *TINY_RUN_ARGS, f"--run-dir={done}")
 
 
-def test_images_without_labels_are_refused(tmp_path):
+def test_images_without_labels_are_rejected(tmp_path):
     np.savez(tmp_path / "a.npz", images=np.zeros((40, 8, 8), np.uint8))
     assert "needs images with classes" in usage_error(*command(tmp_path / "run", f"--data={tmp_path / 'a.npz'}"))
     labels, classes = np.arange(40) % 2, np.array(["a", "b", "c"])
@@ -426,14 +426,14 @@ def test_images_without_labels_are_refused(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_budgets_below_a_step_are_refused(tmp_path):
+def test_budgets_below_a_step_are_rejected(tmp_path):
     assert "Use --kimg 0.16 or more" in usage_error(*command(tmp_path / "run", "--kimg=0.1"))
     assert not (tmp_path / "run").exists()
     assert "--strategy.minutes: leaves" in usage_error(*command(tmp_path / "run", "--strategy.minutes=1e-6"))
     assert states(tmp_path / "run") == {"0000": "free"}
 
 
-def test_another_budget_while_others_work_is_refused(tmp_path, processes):
+def test_budget_change_during_training_is_rejected(tmp_path, processes):
     worker = frozen(processes, tmp_path / "run")
     assert "is being trained by" in usage_error(*command(tmp_path / "run", "--kimg=1.6", "--strategy.lease_s=1"))
     worker.send_signal(signal.SIGKILL)
@@ -460,7 +460,7 @@ def small(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # of TensorBoard's writer
-def test_a_full_folder_ends_a_worker_and_loses_nothing(done, small):
+def test_full_disk_ends_a_worker_without_losing_data(done, small):
     disk, mount = small
     ended = run_cli(*command(disk / "run"))
     assert ended.status == 1
@@ -472,7 +472,7 @@ def test_a_full_folder_ends_a_worker_and_loses_nothing(done, small):
     assert outcomes(disk / "run") == outcomes(done)
 
 
-def test_a_folder_that_cannot_be_written_is_refused(small):
+def test_readonly_folder_is_rejected(small):
     disk, mount = small
     assert mount("remount,size=100M")
     trained(disk / "run", "--kimg=0.16")
@@ -482,12 +482,12 @@ def test_a_folder_that_cannot_be_written_is_refused(small):
     assert "10 labels, 10 done" in run_cli("status", disk / "run").out
 
 
-def test_other_images_are_refused(done, tmp_path):
+def test_other_images_are_rejected(done, tmp_path):
     np.savez(tmp_path / "a.npz", images=np.zeros((40, 8, 8), np.uint8), labels=np.arange(40) % 10)
     assert "data.path was" in usage_error(*command(done, f"--data={tmp_path / 'a.npz'}"))
 
 
-def test_images_that_changed_are_refused(tmp_path):
+def test_changed_images_are_rejected(tmp_path):
     data = tmp_path / "a.npz"
     images, labels = np.random.default_rng(0).integers(0, 255, (40, 8, 8), np.uint8), np.arange(40) % 2
     np.savez(data, images=images, labels=labels)
@@ -527,7 +527,7 @@ def test_damaged_queue_files_are_ignored(done, tmp_path, text):
     assert set(states(folder).values()) == {"done"}
 
 
-def test_labels_that_are_not_there_are_refused(done, finished, tmp_path):
+def test_label_and_export_reject_invalid_requests(done, finished, tmp_path):
     assert "there is no class 'x'" in usage_error("label", done, "x", "--retrain")
     assert "no per-label run" in usage_error("label", finished, "3", "--retrain")
     assert "images of 8 px" in usage_error("label", done, "3", "--replace-with", finished)

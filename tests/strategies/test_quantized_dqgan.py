@@ -54,18 +54,18 @@ def bilinear(exchange, rank, ranks, steps, *, rate=0.4, noise=0.0, loud=0.0):
     g = torch.Generator().manual_seed(rank)
     loudness = torch.full((SIZE,), noise)
     loudness[0] += loud
-    seen = []
+    distances = []
     for step in range(steps):
-        with contextlib.ExitStack() as beat:
+        with contextlib.ExitStack() as stack:
             for player in (x, y):
-                beat.enter_context(player.exchanging(exchange(rate), step))
+                stack.enter_context(player.exchanging(exchange(rate), step))
             x.grads.copy_(a * y.params + loudness * torch.randn(SIZE, generator=g)).div_(ranks)
             y.grads.copy_(-a * x.params + loudness * torch.randn(SIZE, generator=g)).div_(ranks)
         for player in (x, y):
             player.finish()
             player.params.sub_(player.grads, alpha=rate)
-        seen.append(torch.hypot((a * y.params)[1:].norm(), (a * x.params)[1:].norm()))
-    return float(torch.stack(seen[-steps // 4 :]).square().mean().sqrt())
+        distances.append(torch.hypot((a * y.params)[1:].norm(), (a * x.params)[1:].norm()))
+    return float(torch.stack(distances[-steps // 4 :]).square().mean().sqrt())
 
 
 def test_extrapolation_converges_where_descent_diverges():
@@ -89,13 +89,17 @@ def on_ranks(pool, ranks, inner, steps, **settings):
     return pool(ranks, job)[0]
 
 
-def test_three_bits_with_feedback_end_five_times_closer(pool):
-    kept = on_ranks(pool, 2, lambda world: CompressedAllReduce(ThreeBits(), world.all_ranks, 1.0), 500, loud=4.0)
-    lost = on_ranks(pool, 2, lambda world: CompressedAllReduce(ThreeBits(), world.all_ranks, 0.0), 500, loud=4.0)
-    assert kept < lost / 5
+def test_error_feedback_ends_five_times_closer_with_three_bits(pool):
+    with_feedback = on_ranks(
+        pool, 2, lambda world: CompressedAllReduce(ThreeBits(), world.all_ranks, 1.0), 500, loud=4.0
+    )
+    without_feedback = on_ranks(
+        pool, 2, lambda world: CompressedAllReduce(ThreeBits(), world.all_ranks, 0.0), 500, loud=4.0
+    )
+    assert with_feedback < without_feedback / 5
 
 
-def test_workers_cut_the_noise_as_one_over_their_number(pool):
+def test_noise_falls_as_one_over_the_number_of_workers(pool):
     """The squared floor under gradient noise, times the workers, is one number: linear speed-up."""
     floors = {1: bilinear(lambda rate: OptimisticMirrorDescent(NoExchange(), lambda: rate), 0, 1, 240, noise=0.1) ** 2}
     for ranks in (2, 4, 8):
@@ -126,22 +130,22 @@ def test_four_ranks_are_the_papers_pseudo_code(pool, wire):
         return out
 
     w, shard = Point(1).w.detach().clone(), n // ranks
-    before, owed = torch.zeros(ranks, n), torch.zeros(ranks, n)
-    drawn = [torch.Generator().manual_seed(m) for m in range(ranks)]
+    before, residual = torch.zeros(ranks, n), torch.zeros(ranks, n)
+    generators = [torch.Generator().manual_seed(m) for m in range(ranks)]
     for _ in range(steps):
-        half = w - rate * (before + owed)  # every worker at a point of its own
-        before = torch.stack([torch.sin(3 * half[m]) + torch.randn(n, generator=drawn[m]) for m in range(ranks)])
-        p = before + owed
+        half = w - rate * (before + residual)  # every worker at a point of its own
+        before = torch.stack([torch.sin(3 * half[m]) + torch.randn(n, generator=generators[m]) for m in range(ranks)])
+        p = before + residual
         sent = torch.stack([torch.cat([coded(s) for s in row.split(shard)]) for row in p])
-        owed = p - sent
+        residual = p - sent
         mean = sent.mean(0)
         answer = torch.cat([coded(s) for s in mean.split(shard)])
         for server in range(ranks):
             part = slice(server * shard, (server + 1) * shard)
-            owed[server, part] += ranks * (mean - answer)[part]
+            residual[server, part] += ranks * (mean - answer)[part]
         w = w - rate * answer
-    for found in pool(ranks, job):
-        torch.testing.assert_close(found, w, rtol=1e-5, atol=1e-5)
+    for result in pool(ranks, job):
+        torch.testing.assert_close(result, w, rtol=1e-5, atol=1e-5)
 
 
 def test_a_lossy_wire_carries_float32_only():

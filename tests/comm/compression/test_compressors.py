@@ -12,7 +12,7 @@ from paragan.config.run import Run
 from paragan.core.errors import UsageError
 from paragan.core.schema import from_dict, from_yaml, to_dict, to_yaml
 
-OWN = "examples.own_wire:Ternary"  # a user's own
+USER_WIRE = "examples.own_wire:Ternary"  # a user's own
 
 
 def parse_wire(wire):
@@ -37,7 +37,7 @@ WIRES = {
     "topk": TopK(),
     "topk all": TopK(fraction=1.0),
     "randomk": RandomK(fraction=0.1),
-    "own": parse_wire(OWN),
+    "own": parse_wire(USER_WIRE),
 }
 SIZES = (1, 2, 63, 64, 65, 1000, 4097)
 every_wire = pytest.mark.parametrize("wire", WIRES.values(), ids=WIRES)
@@ -81,7 +81,7 @@ def test_delta_holds(wire, n):
 
 
 @every_wire
-def test_same_seed_gives_same_bytes(wire):
+def test_roundtrip_is_deterministic_per_seed(wire):
     x = torch.randn(1000, generator=torch.Generator().manual_seed(0))
     assert torch.equal(roundtrip(wire, x, 3), roundtrip(wire, x, 3))
 
@@ -96,7 +96,7 @@ def test_stochastic_rounding_is_unbiased(wire):
 
 @every_wire
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
-def test_non_finite_numbers_stay_non_finite(wire, bad):
+def test_nonfinite_numbers_remain_nonfinite(wire, bad):
     for n in (1, 300, 1000):
         for position in {0, n // 2, n - 1}:
             x = torch.randn(n)
@@ -109,7 +109,7 @@ def test_float16_does_not_clip():
 
 
 @every_wire
-def test_sizes_keep_rows_aligned(wire):
+def test_message_sizes_are_aligned(wire):
     word = 4 if isinstance(wire, Exact | TopK | RandomK) else 2
     assert all(wire.nbytes(n) % word == 0 for n in range(1, 200))
 
@@ -191,8 +191,8 @@ def test_positions_are_restored_from_few_bytes(n, k):
         ({"name": "randomk", "fraction": 1.5}, "strategy.wire.fraction=1.5"),
         ({"name": "int4", "rounding": "up"}, "strategy.wire.rounding=up"),
         ({"name": "sign", "levels": 3}, "there is no field strategy.wire.levels"),
-        ({"name": OWN, "levels": 3}, "there is no field levels; there are: threshold"),
-        ({"name": OWN, "threshold": "high"}, "threshold=high"),
+        ({"name": USER_WIRE, "levels": 3}, "there is no field levels; there are: threshold"),
+        ({"name": USER_WIRE, "threshold": "high"}, "threshold=high"),
         ("examples.own_wire:Binary", "examples.own_wire:Binary: module .* has no attribute 'Binary'"),
         ("nowhere:Ternary", "nowhere:Ternary: No module named 'nowhere'"),
         ("os:system", "os:system: is not a config class"),
@@ -208,15 +208,15 @@ def test_invalid_wires_are_named(wire, message):
         parse_wire(wire)
 
 
-def test_own_wire_survives_the_config_file():
-    wire = parse_wire({"name": OWN, "threshold": 0.5})
+def test_user_wire_survives_the_config_file():
+    wire = parse_wire({"name": USER_WIRE, "threshold": 0.5})
     run = from_dict(Run, {"strategy": {"name": "quantized", "wire": to_dict(wire)}})
     assert run.strategy.wire == wire
-    assert to_dict(run)["strategy"]["wire"] == {"name": OWN, "threshold": 0.5}
+    assert to_dict(run)["strategy"]["wire"] == {"name": USER_WIRE, "threshold": 0.5}
     assert from_dict(Run, from_yaml(to_yaml(run), "run")) == run
 
 
-OWN_WIRE = """
+USER_WIRE_SOURCE = """
 from typing import ClassVar
 from paragan.core.schema import config_class
 
@@ -246,9 +246,9 @@ class W:
         ("bare", "@config_class", "", "bare:W: is not a config class"),
     ],
 )
-def test_own_wire_is_tried_when_the_config_is_read(tmp_path, monkeypatch, module, before, after, message):
+def test_user_wire_is_checked_when_the_config_is_read(tmp_path, monkeypatch, module, before, after, message):
     module = f"own_{module}"
-    (tmp_path / f"{module}.py").write_text(OWN_WIRE.replace(before, after) if before else OWN_WIRE)
+    (tmp_path / f"{module}.py").write_text(USER_WIRE_SOURCE.replace(before, after) if before else USER_WIRE_SOURCE)
     monkeypatch.syspath_prepend(tmp_path)
     if not message:
         assert parse_wire(f"{module}:W").nbytes(3) == 12
@@ -257,20 +257,20 @@ def test_own_wire_is_tried_when_the_config_is_read(tmp_path, monkeypatch, module
         parse_wire(f"{module}:W")
 
 
-def test_damaged_library_is_compiled_again(tmp_path, monkeypatch):
+def test_damaged_library_is_recompiled(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("CC", "cc -pipe")  # a compiler may have arguments
     try:
         native_kernels.load_kernels.cache_clear()
         assert native_kernels.load_kernels() is not None
         (library,) = (tmp_path / "paragan").glob("*.so")
-        whole = library.read_bytes()
-        for damaged in (whole[:3000], b"", whole[:-1] + b"x"):
+        intact = library.read_bytes()
+        for damaged in (intact[:3000], b"", intact[:-1] + b"x"):
             library.unlink()  # it is in use: write a new file, as another process would find it
             library.write_bytes(damaged)
             native_kernels.load_kernels.cache_clear()
             assert native_kernels.load_kernels() is not None
-            assert len(library.read_bytes()) == len(whole)
+            assert len(library.read_bytes()) == len(intact)
     finally:
         monkeypatch.undo()
         native_kernels.load_kernels.cache_clear()

@@ -106,7 +106,7 @@ def longest_pause(run: Path, timeout_s: float) -> float:
         (0, "DPOSG"),
     ],
 )
-def test_killed_rank_is_taken_back(victim, strategy, tmp_path, processes):
+def test_killed_rank_rejoins(victim, strategy, tmp_path, processes):
     ranks = RankProcesses(tmp_path / "run", processes, f"--strategy={strategy}")
     wait_for_step(ranks.run, 40)
     ranks.send_signal(signal.SIGKILL, victim)
@@ -242,7 +242,7 @@ def test_repeated_freezes(tmp_path, processes):
     assert list_checkpoints(ranks.run)
 
 
-def test_rank_with_another_config_is_refused(tmp_path, processes):
+def test_rank_with_another_config_is_rejected(tmp_path, processes):
     ranks = RankProcesses(tmp_path / "run", processes)
     wait_for_step(ranks.run, 40)
     ranks.send_signal(signal.SIGKILL, 3)
@@ -253,7 +253,7 @@ def test_rank_with_another_config_is_refused(tmp_path, processes):
     ranks.assert_finished(0, 1, 2)
 
 
-def test_too_short_peer_timeout_is_refused():
+def test_too_short_peer_timeout_is_rejected():
     assert "strategy.peer_timeout_s=0.5" in usage_error(
         "train", "digits", "--strategy=gossip", "--strategy.peer_timeout_s=0.5", "-n"
     )
