@@ -291,13 +291,13 @@ def format_report(name: str, result: dict[str, Any]) -> str:
     for contestant, entry in result["times"].items():
         ms, ratio = entry["ms"], entry["ratio to ddp"]
         rows.append([contestant, *(f"{x:.2f}" for x in (ms["median"], *ms["ci95"], ratio["median"], *ratio["ci95"]))])
-    verdict = "at most 1.0 within noise" if result["ours"]["ci95"][0] <= 1.0 else "SLOWER than ddp"
+    conclusion = "at most 1.0 within noise" if result["ours"]["ci95"][0] <= 1.0 else "SLOWER than ddp"
     return "\n".join(
         [
             f"\n{name}: {result['parameters']:,} parameters, total batch {result['batch']}, {RANKS} ranks; losses of "
             f"the first {NUM_CHECKED_STEPS} steps agree to {result['worst_difference']:.1e}",
             format_table(["", "ms/step", "low", "high", "to ddp", "low", "high"], rows),
-            f"ours / ddp = {result['ours']['median']:.3f}: {verdict}",
+            f"ours / ddp = {result['ours']['median']:.3f}: {conclusion}",
         ]
     )
 

@@ -203,7 +203,7 @@ CASES = (
 )
 
 
-# What a case leaves ---------------------------------------------------------------------------------------------------
+# What a case writes ---------------------------------------------------------------------------------------------------
 
 
 def read_safetensors(path: Path) -> Iterator[tuple[str, str]]:
@@ -275,9 +275,9 @@ class Checkout:
 
     def environment(self) -> dict[str, str]:
         """Return the environment of a command: this checkout's code, and no launcher's variables."""
-        ours = {"PYTHONPATH": str(self.folder), "PYTHONDONTWRITEBYTECODE": "1", "PYTHONWARNINGS": "ignore"}
+        overrides = {"PYTHONPATH": str(self.folder), "PYTHONDONTWRITEBYTECODE": "1", "PYTHONWARNINGS": "ignore"}
         other = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_", "TORCHELASTIC_", "SLURM_", "PARAGAN_")
-        return {k: v for k, v in os.environ.items() if not k.startswith(other)} | ours
+        return {k: v for k, v in os.environ.items() if not k.startswith(other)} | overrides
 
     def run(self, arguments: Sequence[str], cwd: Path, timeout_s: float) -> str:
         """Run `python ARGUMENTS` and return what it printed.
@@ -285,9 +285,10 @@ class Checkout:
         Raises RuntimeError, with the end of the output, if it fails or takes longer than timeout_s. Then it is killed,
         and the ranks it started end with it.
         """
-        shown = shlex.join(arguments)
+        command_line = shlex.join(arguments)
         with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as output:
-            environment, command = self.environment(), [self.python, *arguments]
+            environment = self.environment()
+            command = [self.python, *arguments]
             process = subprocess.Popen(command, cwd=cwd, env=environment, stdout=output, stderr=subprocess.STDOUT)
             try:
                 status = process.wait(max(timeout_s, 0))
@@ -299,9 +300,9 @@ class Checkout:
             output.seek(0)
             text = output.read()
         if status is None:
-            raise RuntimeError(f"timed out after {timeout_s:.0f} s: {shown}\n{tail(text)}")
+            raise RuntimeError(f"timed out after {timeout_s:.0f} s: {command_line}\n{tail(text)}")
         if status:
-            raise RuntimeError(f"exit status {status}: {shown}\n{tail(text)}")
+            raise RuntimeError(f"exit status {status}: {command_line}\n{tail(text)}")
         return text
 
     def check_imported(self, cwd: Path) -> None:
@@ -407,11 +408,13 @@ def same_number(a: float, b: float) -> bool:
 def compare_numbers(reference: Result, current: Result) -> tuple[list[str], list[str]]:
     """Return the differences between the statistics of two results, and notes about keys that only one side has."""
     differences, only_reference, only_current = [], set[str](), set[str]()
-    ours, theirs = list(reference.numbers.items()), list(current.numbers.items())
-    if [len(lines) for _, lines in ours] != [len(lines) for _, lines in theirs]:
-        sizes = [", ".join(f"{file}: {len(lines)}" for file, lines in files) for files in (ours, theirs)]
+    reference_files, current_files = list(reference.numbers.items()), list(current.numbers.items())
+    if [len(lines) for _, lines in reference_files] != [len(lines) for _, lines in current_files]:
+        sizes = [
+            ", ".join(f"{file}: {len(lines)}" for file, lines in files) for files in (reference_files, current_files)
+        ]
         differences.append(f"lines of statistics: reference ({sizes[0]}), current ({sizes[1]})")
-    for (_, old_lines), (file, new_lines) in zip(ours, theirs):
+    for (_, old_lines), (file, new_lines) in zip(reference_files, current_files):
         for number, (old, new) in enumerate(zip(old_lines, new_lines), start=1):
             only_reference |= old.keys() - new.keys()
             only_current |= new.keys() - old.keys()
@@ -429,9 +432,11 @@ def compare(reference: Result, current: Result) -> tuple[list[str], list[str]]:
         return errors, []
     if not reference.tensors or not reference.numbers:
         return ["the reference wrote no tensors or no statistics"], []
-    old, new = reference.tensors, current.tensors
+    old = reference.tensors
+    new = current.tensors
     differences, notes = compare_numbers(reference, current)
-    only_old, only_new = unmatched(old, new), unmatched(new, old)
+    only_old = unmatched(old, new)
+    only_new = unmatched(new, old)
     if not (only_old or only_new):
         swapped = [name for name in old if name in new and old[name] != new[name]]
         notes += [f"the value of {name} has another name on the other side" for name in swapped]
@@ -530,23 +535,23 @@ def check(cases: Sequence[Case], before: Checkout, after: Checkout, cache: Cache
 
 
 def indented(lines: Sequence[str], most: int) -> list[str]:
-    shown = [f"    {line}".replace("\n", "\n        ") for line in lines[:most]]
-    return [*shown, f"    ... and {len(lines) - most} more (--show)"] if len(lines) > most else shown
+    output = [f"    {line}".replace("\n", "\n        ") for line in lines[:most]]
+    return [*output, f"    ... and {len(lines) - most} more (--show)"] if len(lines) > most else output
 
 
 def select_cases(names: str) -> list[Case]:
     """Return the cases of a comma-separated list, or all of them."""
     known = {c.name: c for c in CASES}
-    wanted = [name for name in names.split(",") if name]
-    if unknown := [name for name in wanted if name not in known]:
+    selected = [name for name in names.split(",") if name]
+    if unknown := [name for name in selected if name not in known]:
         sys.exit(f"bit_equality: --cases {','.join(unknown)}: there are {', '.join(known)}")
-    return [known[name] for name in wanted] or list(CASES)
+    return [known[name] for name in selected] or list(CASES)
 
 
 def parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    here = Path(__file__).resolve()
-    root = next((folder for folder in here.parents if (folder / "paragan").is_dir()), Path.cwd())
+    this_file = Path(__file__).resolve()
+    root = next((folder for folder in this_file.parents if (folder / "paragan").is_dir()), Path.cwd())
     p.add_argument("--reference", type=Path, metavar="FOLDER", help="checkout of the code before the change")
     p.add_argument("--current", type=Path, metavar="FOLDER", default=root, help="checkout to compare (this one)")
     p.add_argument("--cache", type=Path, metavar="FILE", help="JSON file that keeps the results of the reference")

@@ -1,4 +1,4 @@
-"""A lab of slow networks: N hosts on one machine, each with its own address and link.
+"""Emulate slow networks: N hosts on one machine, each with its own address and link.
 
     python -m benchmarks.lib.netns_lab --hosts 4 --rate 200mbit [--latency 20ms] [--rates 200mbit,20mbit] -- COMMAND
 
@@ -150,7 +150,7 @@ def unplug(i: int) -> None:
 
 
 def replug(i: int) -> None:
-    """Take the link of a host up again."""
+    """Bring the link of a host up again."""
     run_command(f"ip -n {switch_namespace()} link set p{i} up")
 
 

@@ -42,14 +42,14 @@ def grad_norm_squared(logits: Tensor, images: Tensor) -> Tensor:
     return gradient.flatten(1).square().sum(1).mean()
 
 
-def contrastive_loss(verdict: DiscriminatorOutput, labels: Tensor, temperature: float) -> Tensor:
+def contrastive_loss(output: DiscriminatorOutput, labels: Tensor, temperature: float) -> Tensor:
     """Return ContraGAN's 2C loss: every image against its label's proxy and against all other images."""
-    assert verdict.embedding is not None
-    assert verdict.proxies is not None
-    to_proxy = (verdict.embedding * verdict.proxies).sum(1, keepdim=True)  # [N, 1]
+    assert output.embedding is not None
+    assert output.proxies is not None
+    to_proxy = (output.embedding * output.proxies).sum(1, keepdim=True)  # [N, 1]
     others = ~torch.eye(len(labels), dtype=torch.bool, device=labels.device)
     same_label = (labels[:, None] == labels[None]) & others
-    to_images = verdict.embedding @ verdict.embedding.T
+    to_images = output.embedding @ output.embedding.T
     all_pairs = torch.cat([to_proxy, to_images.masked_fill(~others, -torch.inf)], 1) / temperature
     positive_pairs = torch.cat([to_proxy, to_images.masked_fill(~same_label, -torch.inf)], 1) / temperature
     return (all_pairs.logsumexp(1) - positive_pairs.logsumexp(1)).mean()
@@ -67,11 +67,11 @@ def make_same_networks(run: Run, images: Dataset) -> Networks:
 def max_output_difference(run: Run, images: Dataset) -> float:
     """Return the largest difference between the outputs of both pairs, relative to the largest output."""
     spec = make_spec(run.data, images)
-    ours, plain = build_networks(run, spec, torch.device("cpu")), make_same_networks(run, images)
+    networks, plain = build_networks(run, spec, torch.device("cpu")), make_same_networks(run, images)
     z = torch.randn(8, run.nets.latent)
     y = torch.randint(spec.classes, (8,)) if spec.classes else None
     x = torch.rand(8, spec.channels, spec.resolution, spec.resolution) * 2 - 1
-    sides = (ours.g.eval(), plain.g.eval(), z), (ours.d.eval(), plain.d.eval(), x)
+    sides = (networks.g.eval(), plain.g.eval(), z), (networks.d.eval(), plain.d.eval(), x)
     outputs = [(logits_of(net(x, y)), logits_of(plain_net(x, y))) for net, plain_net, x in sides]
     return max(float((a - b).abs().max() / a.abs().max()) for a, b in outputs)
 

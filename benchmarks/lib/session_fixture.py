@@ -1,4 +1,4 @@
-"""paragan's side of every comparison: a session, built as `paragan train` does it."""
+"""Build a session as `paragan train` does: paragan's side of every comparison."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranks of a benchmark: processes on this machine with one thread each."""
+"""Run the ranks of a benchmark as processes on this machine, with one thread each."""
 
 from __future__ import annotations
 
@@ -59,5 +59,5 @@ def _discard(result: Any) -> None:
 
 
 def barrier(world: World) -> None:
-    """A barrier."""
+    """Wait until all ranks have called this."""
     world.all_ranks.all_reduce_sum(torch.zeros(1)).wait()

@@ -1,4 +1,4 @@
-"""A switch in user space for netns_lab.py: TAP devices with a rate and a latency each.
+"""Relay packets between TAP devices, each with a rate and a latency: a switch in user space for netns_lab.py.
 
     python tcp_relay.py NAME,BITS_PER_S,LATENCY_S ...
 
@@ -36,7 +36,8 @@ def main() -> None:
         poll.register(tap, select.EPOLLIN)
     link_of_tap = {tap: i for i, tap in enumerate(taps)}
     # when each link is free again, in either direction
-    up, down = [0.0] * len(taps), [0.0] * len(taps)
+    up = [0.0] * len(taps)
+    down = [0.0] * len(taps)
     link_of_address: dict[bytes, int] = {}
     in_flight: list[tuple[float, int, int, bytes]] = []  # (arrival time, number, link, packet)
     number = 0

@@ -1,4 +1,4 @@
-"""Shared by all benchmarks: interleaved timing, ratios with their spread, and a description of the machine.
+"""Time contestants interleaved, compute ratios with their spread, and describe the machine: used by all benchmarks.
 
 A shared or warming machine drifts by more than the differences that matter here. So contestants alternate in short
 blocks, A B C, B C A, ...; ratios are formed within a round, where the drift affects both sides alike; and the result is

@@ -1,4 +1,4 @@
-"""Runs per label of the digits by real commands: their pace, and what is left when they are killed (see labels.py)."""
+"""Train the digits per label by real commands: the pace of workers, and recovery after kills (see per_label.py)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ RATES = {
 
 
 def start_worker(run: Path, settings: Sequence[str]) -> subprocess.Popen[bytes]:
-    """A worker."""
+    """Start a worker process."""
     command = [sys.executable, "-m", "paragan", "train", *settings, f"--run-dir={run}"]
     return subprocess.Popen(command, stdout=subprocess.DEVNULL)
 
@@ -62,22 +62,23 @@ def measure_scaling(kimg: float, repetitions: int) -> Iterator[list[dict[str, An
 
 
 def measure_pace(workers: int, kimg: float) -> dict[str, Any]:
-    """A run by so many workers."""
+    """Train a run with `workers` workers and return its times and bytes."""
     with tempfile.TemporaryDirectory() as name:
-        run, began = Path(name) / "run", time.monotonic()
+        run = Path(name) / "run"
+        start = time.monotonic()
         status = [w.wait() for w in [start_worker(run, (*PACE_SETTINGS, f"--kimg={kimg}")) for _ in range(workers)]]
-        wall_s = time.monotonic() - began
+        wall_s = time.monotonic() - start
         if any(status):
             raise SystemExit(f"the workers ended with {status}")
         ended = [read_leases(run, label)[-1] for label in range(LABELS)]
-        begun = min((label_dir(run / "labels", label) / "run.yaml").stat().st_mtime for label in range(LABELS))
+        training_start = min((label_dir(run / "labels", label) / "run.yaml").stat().st_mtime for label in range(LABELS))
         lines = [
             line for label in range(LABELS) for line in read_jsonl(label_dir(run / "labels", label) / "stats.jsonl")
         ]
         return {
             "workers": workers,
             "images": sum(lease["images"] for lease in ended),
-            "training_s": max(lease["at"] for lease in ended) - begun,
+            "training_s": max(lease["at"] for lease in ended) - training_start,
             "wall_s": wall_s,
             "rounds_s": sum(lease["seconds"] for lease in ended) / workers,
             "sent_bytes": sum(v for line in lines for k, v in line.items() if k.startswith("Comm/")),
@@ -85,7 +86,7 @@ def measure_pace(workers: int, kimg: float) -> dict[str, Any]:
 
 
 def compare_pace(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Images per second of one and of two workers, and how many times more two make in the same repetition."""
+    """Compare images per second of one and of two workers; ratios are formed within a repetition."""
     results: dict[str, Any] = {"sent_bytes": sum(row["sent_bytes"] for row in rows), "rates": {}}
     for name, seconds in RATES.items():
         by = {(r["repetition"], r["workers"]): r["images"] / r[seconds] for r in rows}
@@ -108,20 +109,23 @@ def format_rows(results: Mapping[str, Any]) -> list[tuple[str, ...]]:
 
 
 def measure_kills(kills: int, kimg: float, every: float, seed: int) -> dict[str, Any]:
-    """A run of two workers of which one is killed, and another started, again and again: what holds at its end."""
-    settings, draw = (*KILL_SETTINGS, f"--kimg={kimg}"), random.Random(seed)
+    """Kill one of two workers repeatedly, start another each time, and check the finished run."""
+    settings = (*KILL_SETTINGS, f"--kimg={kimg}")
+    rng = random.Random(seed)
     with tempfile.TemporaryDirectory() as name:
-        run, calm = Path(name) / "run", Path(name) / "calm"
-        began, done = time.monotonic(), list[dict[str, Any]]()
+        run = Path(name) / "run"
+        baseline = Path(name) / "baseline"
+        start = time.monotonic()
+        done: list[dict[str, Any]] = []
         workers = [start_worker(run, settings) for _ in range(2)]
         for number in range(kills):
-            victim = draw.randrange(2)
+            victim = rng.randrange(2)
             wait_for_a_label(run, workers[victim], number)
-            time.sleep(draw.uniform(0, 2 * every))
+            time.sleep(rng.uniform(0, 2 * every))
             workers[victim].send_signal(signal.SIGSTOP)
             row = {
                 "kill": number + 1,
-                "second": round(time.monotonic() - began, 1),
+                "second": round(time.monotonic() - start, 1),
                 "at": current_activity(run, workers[victim]),
             }
             workers[victim].kill()
@@ -129,14 +133,14 @@ def measure_kills(kills: int, kimg: float, every: float, seed: int) -> dict[str,
             done.append(row)
             workers[victim] = start_worker(run, settings)
         status = [worker.wait() for worker in workers]
-        wall_s = time.monotonic() - began
-        undisturbed = [worker.wait() for worker in [start_worker(calm, settings) for _ in range(2)]]
-        if any(undisturbed):
-            raise SystemExit(f"the undisturbed workers ended with {undisturbed}")
-        checks = {"the last two workers ended with status 0": status == [0, 0], **check_finished_run(run, calm)}
-        taken = {label: [lease["from"] for lease in read_leases(run, label)] for label in range(LABELS)}
+        wall_s = time.monotonic() - start
+        baseline_status = [worker.wait() for worker in [start_worker(baseline, settings) for _ in range(2)]]
+        if any(baseline_status):
+            raise SystemExit(f"the workers of the baseline ended with {baseline_status}")
+        checks = {"the last two workers ended with status 0": status == [0, 0], **check_finished_run(run, baseline)}
+        leases_from = {label: [lease["from"] for lease in read_leases(run, label)] for label in range(LABELS)}
     about = {"settings": settings, "every_s": every, "seed": seed, "wall_s": wall_s}
-    return {**about, "leases_from": taken, "kills": done, "checks": checks}
+    return {**about, "leases_from": leases_from, "kills": done, "checks": checks}
 
 
 def wait_for_a_label(run: Path, worker: subprocess.Popen[bytes], kills: int) -> None:
@@ -162,16 +166,17 @@ def current_activity(run: Path, worker: subprocess.Popen[bytes]) -> str:
     return f"job {job}{where}" if job else "nothing"
 
 
-def check_finished_run(run: Path, calm: Path) -> dict[str, bool]:
-    """Return what must hold of a finished run, compared with an undisturbed one."""
+def check_finished_run(run: Path, baseline: Path) -> dict[str, bool]:
+    """Check a finished run against a baseline run without kills; return the result of each check."""
     of = range(LABELS)
     last = [read_leases(run, label)[-1] for label in of]
     games = [from_dict(Run, read_yaml(label_dir(run / "labels", label) / "run.yaml")) for label in of]
     steps = [
         [row["Progress/step"] for row in read_jsonl(label_dir(run / "labels", label) / "stats.jsonl")] for label in of
     ]
-    labels, indices = np.repeat(np.arange(LABELS), 4), list(range(4 * LABELS))
-    samples = [load_model(folder).sampler.images(indices, labels) for folder in (run, calm)]
+    labels = np.repeat(np.arange(LABELS), 4)
+    indices = list(range(4 * LABELS))
+    samples = [load_model(folder).sampler.images(indices, labels) for folder in (run, baseline)]
     return {
         "every label is done once, by its last lease": all(
             [lease["state"] for lease in read_leases(run, label)].count("done") == 1 and last[label]["state"] == "done"
@@ -184,8 +189,8 @@ def check_finished_run(run: Path, calm: Path) -> dict[str, bool]:
         "the merged model samples every label, as the undisturbed": bool((samples[0] == samples[1]).all()),
         "every label's model is the undisturbed one, bit for bit": all(
             read_weights(run / "labels" / f"{label:04d}" / "model")
-            == read_weights(calm / "labels" / f"{label:04d}" / "model")
-            and read_weights(label_dir(run / "model", label)) == read_weights(label_dir(calm / "model", label))
+            == read_weights(baseline / "labels" / f"{label:04d}" / "model")
+            and read_weights(label_dir(run / "model", label)) == read_weights(label_dir(baseline / "model", label))
             for label in of
         ),
     }

@@ -1,4 +1,4 @@
-"""Many workers and many labels at the queue of `--strategy per-label`, with emulated compute.
+"""Measure the queue of `--strategy per-label` with many workers and many labels, and emulated compute.
 
 Real: `LabelWorker` with its `work`, `next_job`, `try_acquire` and `train_label`, the leases with their heartbeats, the
 record in every label's folder, and the model file that is installed. Each worker is a process, all in one folder.
@@ -36,7 +36,7 @@ from paragan.train.per_label.worker import POLL_S, LabelWorker
 from paragan.train.run_dir import RunDir
 
 LABEL_SIZES = {"median": 20.0, "sigma": 1.0, "least": 4}  # images of a label: lognormal
-PASSES = 100  # that are shown for every image there is
+PASSES = 100  # times that each image is used
 QUEUE_STEPS = ("next", "take", "end")
 COLUMNS = ("order", "makespan s", "efficiency", "idle tail s", "tail share")
 
@@ -50,7 +50,7 @@ class TimedWorker(LabelWorker):
     step_s       : seconds in each part of the queue's work
     cpu_s        : processor time of all of them
     put_s        : seconds spent on records and model files
-    idle_since_s : since when it has had no job
+    idle_since_s : when it first got no job; None: not yet
     """
 
     s_per_image: float = 0.0
@@ -63,16 +63,19 @@ class TimedWorker(LabelWorker):
 
     @contextlib.contextmanager
     def time_step(self, part: str) -> Iterator[None]:
-        start, cpu, inside = time.monotonic(), time.thread_time(), sum(self.step_s.values())
+        start = time.monotonic()
+        cpu = time.thread_time()
+        inside = sum(self.step_s.values())
         yield
         self.step_s[part] += time.monotonic() - start - (sum(self.step_s.values()) - inside)
-        self.cpu_s += (time.thread_time() - cpu) * (part != "take")  # which is a part of next
+        self.cpu_s += (time.thread_time() - cpu) * (part != "take")  # "take" is a part of "next"
 
     def next_job(self) -> str:
         with self.time_step("next"):
             name = super().next_job()
         if name not in self.jobs_by_name:
-            self.idle_since_s, self.polls = self.idle_since_s or time.monotonic(), self.polls + 1
+            self.idle_since_s = self.idle_since_s or time.monotonic()
+            self.polls += 1
         return name
 
     def try_acquire(self, job: Job, entry: Any) -> bool:
@@ -80,7 +83,7 @@ class TimedWorker(LabelWorker):
             return super().try_acquire(job, entry)
 
     def train_to_end(self, job: Job, run_dir: RunDir) -> str:
-        began = time.monotonic()
+        begin = time.monotonic()
         run_dir.path.mkdir(parents=True, exist_ok=True)
         run_dir.write_run_config(job.run)
         written = time.monotonic()
@@ -88,12 +91,12 @@ class TimedWorker(LabelWorker):
         self.spans.append((written, ended := time.monotonic()))
         assert self.lease
         with self.time_step("end"):
-            ours = self.lease.is_owned()
-        if not ours:
+            is_owned = self.lease.is_owned()
+        if not is_owned:
             return ""
         start = time.monotonic()
         install_label_model(self.folder / "model", job.label, self.folder / "made")
-        self.put_s += written - began + time.monotonic() - start
+        self.put_s += written - begin + time.monotonic() - start
         with self.time_step("end"):
             seconds = round(ended - written, 3)
             self.lease.release("done", images=job.run.total_images, seconds=seconds, scores={"fd_pixels": 10.0})
@@ -111,10 +114,11 @@ class TimedWorker(LabelWorker):
 
 def make_long_tailed(labels: int) -> Dataset:
     """Make a data set whose label sizes are lognormal; its pixels are all zero."""
-    drawn = np.random.default_rng(0).lognormal(np.log(LABEL_SIZES["median"]), LABEL_SIZES["sigma"], labels)
-    counts = np.maximum(drawn.astype(np.int64), int(LABEL_SIZES["least"]))
-    of = np.repeat(np.arange(labels), counts)
-    return Dataset(np.zeros((len(of), 8, 8, 1), np.uint8), of, tuple(map(str, range(labels))), "emulated")
+    sizes = np.random.default_rng(0).lognormal(np.log(LABEL_SIZES["median"]), LABEL_SIZES["sigma"], labels)
+    counts = np.maximum(sizes.astype(np.int64), int(LABEL_SIZES["least"]))
+    image_labels = np.repeat(np.arange(labels), counts)
+    pixels = np.zeros((len(image_labels), 8, 8, 1), np.uint8)
+    return Dataset(pixels, image_labels, tuple(map(str, range(labels))), "emulated")
 
 
 def make_run(images: Dataset) -> Run:
@@ -131,7 +135,15 @@ def make_run(images: Dataset) -> Run:
 
 
 def measure(workers: int, labels: int, seconds: float, model_kb: int, where: str | None) -> dict[str, Any]:
-    """Let them work, and say where the time went. seconds: a label, in the mean; where: on what file system."""
+    """Run the workers and return where their time went.
+
+    Args:
+        workers: processes.
+        labels: jobs of the queue.
+        seconds: emulated training of a label, in the mean.
+        model_kb: size of a label's model file.
+        where: folder that the run folder is created in; None: the default of tempfile.
+    """
     images = make_long_tailed(labels)
     run = make_run(images)
     context = mp.get_context("fork")
@@ -142,14 +154,15 @@ def measure(workers: int, labels: int, seconds: float, model_kb: int, where: str
         (folder / "made" / "config.json").write_text("{}")
         jobs = make_jobs(run, images, folder)
         pace = seconds * labels / sum(job.run.total_images for job in jobs)
-        answers, barrier = context.SimpleQueue(), context.Barrier(workers)
+        answers = context.SimpleQueue()
+        barrier = context.Barrier(workers)
 
         def work() -> None:
             worker = TimedWorker(run, images, jobs, folder, World.solo(), RunConsole(False), s_per_image=pace)
             barrier.wait()
-            began = time.monotonic()
+            start = time.monotonic()
             worker.work()
-            answers.put({"began": began, "ended": time.monotonic(), **worker.report()})
+            answers.put({"began": start, "ended": time.monotonic(), **worker.report()})
 
         processes = [context.Process(target=work, daemon=True) for _ in range(workers)]
         for process in processes:
@@ -158,7 +171,7 @@ def measure(workers: int, labels: int, seconds: float, model_kb: int, where: str
         for process in processes:
             process.join()
         files = [path.name for path in (folder / "queue").iterdir()]
-    assert len(files) == labels + 1, f"{len(files)} leases of {labels} labels: some were taken twice"
+    assert len(files) == labels + 1, f"{len(files)} leases of {labels} labels: some were leased twice"
     times = {job.label: pace * job.run.total_images for job in jobs}
     return {
         "labels": labels,
@@ -169,11 +182,13 @@ def measure(workers: int, labels: int, seconds: float, model_kb: int, where: str
 
 
 def summarize(reports: Sequence[Mapping[str, Any]], times: Mapping[int, float]) -> dict[str, Any]:
-    """Sum the reports of all workers: seconds of wall clock, and of all workers' time."""
-    began, done = min(t["began"] for t in reports), max(end for t in reports for _, end in t["spans"])
+    """Sum the reports of all workers: wall-clock seconds, and shares of all workers' time."""
+    first_start = min(t["began"] for t in reports)
+    done = max(end for t in reports for _, end in t["spans"])
     first_left = min([t["left"] for t in reports if t["left"]] + [done])
     spent = {part: sum(t["spent"][part] for t in reports) for part in reports[0]["spent"]}
-    makespan, all_s = done - began, sum(t["ended"] - t["began"] for t in reports)
+    makespan = done - first_start
+    all_s = sum(t["ended"] - t["began"] for t in reports)
     idle = sum(max(0.0, done - t["left"]) for t in reports if t["left"])
     work = sum(times.values())
     return {
@@ -183,7 +198,7 @@ def summarize(reports: Sequence[Mapping[str, Any]], times: Mapping[int, float]) 
         "work_s": work,
         "efficiency": work / (len(reports) * makespan),
         "slept_s": sum(end - start for t in reports for start, end in t["spans"]),
-        "all_began_s": max(t["spans"][0][0] for t in reports if t["spans"]) - began,
+        "all_began_s": max(t["spans"][0][0] for t in reports if t["spans"]) - first_start,
         "queue_s": spent,
         "queue_share": sum(spent.values()) / all_s,
         "queue_cpu_share": sum(t["cpu_s"] for t in reports) / all_s,
@@ -198,7 +213,7 @@ def summarize(reports: Sequence[Mapping[str, Any]], times: Mapping[int, float]) 
 
 
 def simulate_schedules(times: Mapping[int, float], workers: int) -> dict[str, Any]:
-    """List scheduling without any overhead: whoever is free takes the next of the list."""
+    """Simulate list scheduling without overhead, for several orders: a free worker takes the next label."""
     orders = {
         "longest first": sorted(times.values(), reverse=True),
         "label order": [times[label] for label in sorted(times)],
@@ -211,13 +226,13 @@ def list_schedule(order: Sequence[float], workers: int) -> dict[str, float]:
     free = [0.0] * workers
     for seconds in order:
         heapq.heappush(free, heapq.heappop(free) + seconds)
-    makespan, tail = max(free), max(free) - min(free)
-    share = tail / makespan
+    makespan = max(free)
+    tail = makespan - min(free)
     return {
         "makespan_s": makespan,
         "efficiency": sum(order) / (workers * makespan),
         "tail_s": tail,
-        "tail_share": share,
+        "tail_share": tail / makespan,
     }
 
 

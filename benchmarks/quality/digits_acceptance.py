@@ -1,8 +1,9 @@
-"""Whether a digits run is good: `python -m benchmarks.quality.digits_acceptance RUN_DIR [--json F]`. Status 0 if it is.
+"""Accept or reject a digits run: `python -m benchmarks.quality.digits_acceptance RUN_DIR [--json F]`.
 
-Two questions about 1,000 generated digits (100 of each label), asked by things that were not trained on fakes:
-does an SVM fitted on the real digits recognise them as the label that was asked for (at least 97 %), and do
-they vary within a label as real digits do (mean pixel standard deviation at least 75 % of the real one)?
+1,000 digits are generated, 100 of each label. The run is accepted (exit status 0) if
+
+* an SVM fitted on the real digits recognises at least 97 % of them as the requested label, and
+* their standard deviation within a label, averaged over pixels, is at least 75 % of that of the real digits.
 """
 
 from __future__ import annotations
@@ -18,11 +19,12 @@ import numpy as np
 from sklearn.datasets import load_digits
 from sklearn.svm import SVC
 
-MIN_RECOGNISED, MIN_DIVERSITY = 0.97, 0.75
+MIN_RECOGNISED = 0.97
+MIN_DIVERSITY = 0.75
 
 
 def sample(run_dir: str, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """[1000, 8, 8] in 0..16 as scikit-learn's digits, and the labels asked for."""
+    """Generate images [1000, 8, 8] in 0..16, as scikit-learn's digits, and return them with the requested labels."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "samples.npz"
         labels = ",".join(map(str, range(10)))
@@ -44,11 +46,12 @@ def sample(run_dir: str, seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def class_diversity(images: np.ndarray, labels: np.ndarray) -> float:
-    """Standard deviation of every pixel within a label, averaged over pixels and labels."""
+    """Return the standard deviation of every pixel within a label, averaged over pixels and labels."""
     return float(np.mean([images[labels == label].std(0).mean() for label in range(10)]))
 
 
 def evaluate_run(run_dir: str, seed: int = 0) -> dict[str, float]:
+    """Return the share of recognised digits, and their diversity relative to the real ones."""
     digits = load_digits()
     images, labels = sample(run_dir, seed)
     svm = SVC(gamma=0.001).fit(digits.data, digits.target)
@@ -63,14 +66,14 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", help="also write the figures to this file")
     options = parser.parse_args()
-    found = evaluate_run(options.run_dir, options.seed)
-    passed = found["recognised"] >= MIN_RECOGNISED and found["diversity"] >= MIN_DIVERSITY
-    print(f"recognised {found['recognised']:.1%} (at least {MIN_RECOGNISED:.0%})")
-    print(f"diversity  {found['diversity']:.1%} of the real digits' (at least {MIN_DIVERSITY:.0%})")
-    print("accepted" if passed else "NOT accepted")
+    scores = evaluate_run(options.run_dir, options.seed)
+    accepted = scores["recognised"] >= MIN_RECOGNISED and scores["diversity"] >= MIN_DIVERSITY
+    print(f"recognised {scores['recognised']:.1%} (at least {MIN_RECOGNISED:.0%})")
+    print(f"diversity  {scores['diversity']:.1%} of the real digits' (at least {MIN_DIVERSITY:.0%})")
+    print("accepted" if accepted else "NOT accepted")
     if options.json:
-        Path(options.json).write_text(json.dumps({**found, "accepted": passed}, indent=1) + "\n")
-    return 0 if passed else 1
+        Path(options.json).write_text(json.dumps({**scores, "accepted": accepted}, indent=1) + "\n")
+    return 0 if accepted else 1
 
 
 if __name__ == "__main__":

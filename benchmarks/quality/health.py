@@ -1,7 +1,7 @@
-"""What the health monitor finds: injected failures, healthy runs of many kinds, and what measuring costs.
+"""Measure the health monitor: detection of injected failures, false alarms in healthy runs, and its cost.
 
-    python -m benchmarks.quality.health planted --json F  when each failure is found, and by which signal; --seeds 6
-    python -m benchmarks.quality.health healthy --json F  what is found in healthy runs: nothing
+    python -m benchmarks.quality.health planted --json F  when each failure is detected, and by which signal; --seeds 6
+    python -m benchmarks.quality.health healthy --json F  false alarms in healthy runs (expected: none)
     python -m benchmarks.quality.health cost              seconds of a measurement and of a step, on the digits
 
 Failures are injected into processes that otherwise run `paragan train digits`.
@@ -49,7 +49,13 @@ HEALTHY_RUNS: dict[str, tuple[int, tuple[str, ...]]] = {
 
 @dataclass(frozen=True)
 class InjectedFailure:
-    """A failure: on how many ranks, from which kimg on, and how it is injected: into a session, or before it."""
+    """A failure to inject.
+
+    ranks               : number of ranks of the run
+    kimg                : when it is injected
+    inject              : changes a session during training
+    inject_before_build : patches the process before the session is built
+    """
 
     ranks: int
     kimg: float
@@ -58,18 +64,18 @@ class InjectedFailure:
 
 
 def raise_d_lr(session: Any) -> None:
-    """D's learning rate times 100."""
+    """Multiply D's learning rate by 100."""
     player = session.game.d
     player._base_lrs = [100 * rate for rate in player._base_lrs]
 
 
 def freeze_g(session: Any) -> None:
-    """G's optimizer does nothing."""
+    """Make G's optimizer do nothing."""
     session.game.g.optimizer.step = lambda closure=None: None
 
 
 def inject_nan_gradient(session: Any) -> None:
-    """One parameter of G gets a gradient that is not a number, on rank 0."""
+    """Make the gradient of one parameter of G NaN, on rank 0."""
     if session.world.is_main:
         parameter = session.game.g.flat.parameters[0].requires_grad_(True)
         parameter.register_hook(lambda grad: grad * float("nan"))
@@ -77,7 +83,7 @@ def inject_nan_gradient(session: Any) -> None:
 
 
 def replace_label_with_noise() -> None:
-    """The images of label 3 are uniform noise."""
+    """Replace the images of label 3 by uniform noise."""
     import dataclasses
 
     import numpy as np
@@ -88,23 +94,25 @@ def replace_label_with_noise() -> None:
 
     def load(run: Any) -> Any:
         images = original(run)
-        pixels, mine = images.images.copy(), images.labels == 3
-        pixels[mine] = np.random.default_rng(0).integers(0, 256, pixels[mine].shape, dtype=np.uint8)
+        pixels = images.images.copy()
+        mask = images.labels == 3
+        pixels[mask] = np.random.default_rng(0).integers(0, 256, pixels[mask].shape, dtype=np.uint8)
         return dataclasses.replace(images, images=pixels)
 
     prepare.load_dataset = load
 
 
 def change_rank_seed() -> None:
-    """Rank 1 begins with the networks, and draws the data, of another seed."""
+    """Give rank 1 the initial networks and the data order of another seed."""
     import dataclasses
 
     from paragan.train import trainer
 
     if os.environ.get("RANK") == "1":
-        build, seat = trainer.build_networks, trainer.rebind_to_world
+        build = trainer.build_networks
+        rebind = trainer.rebind_to_world
         trainer.build_networks = lambda run, *rest: build(dataclasses.replace(run, seed=run.seed + 1), *rest)
-        trainer.rebind_to_world = lambda run, *rest: seat(dataclasses.replace(run, seed=run.seed + 1), *rest)
+        trainer.rebind_to_world = lambda run, *rest: rebind(dataclasses.replace(run, seed=run.seed + 1), *rest)
 
 
 FAILURES: dict[str, InjectedFailure] = {
@@ -120,16 +128,17 @@ FAILURES: dict[str, InjectedFailure] = {
 
 
 def inject_failure(name: str) -> None:
-    """Make a failure in this process."""
+    """Inject a failure into this process."""
     from paragan.train import loop
 
-    chosen = FAILURES[name]
-    if chosen.inject_before_build:
-        chosen.inject_before_build()
-    original, waiting = loop.play_round, [chosen.inject] if chosen.inject else []
+    failure = FAILURES[name]
+    if failure.inject_before_build:
+        failure.inject_before_build()
+    original = loop.play_round
+    waiting = [failure.inject] if failure.inject else []
 
     def play_round(session: Any) -> None:
-        if waiting and session.clock.images >= 1000 * chosen.kimg:
+        if waiting and session.clock.images >= 1000 * failure.kimg:
             waiting.pop()(session)
         original(session)
 
@@ -139,45 +148,50 @@ def inject_failure(name: str) -> None:
 def train_digits(
     folder: Path, ranks: int, kimg: float, settings: tuple[str, ...], planted: str = ""
 ) -> tuple[int, str]:
-    """`paragan train digits` on some ranks; its status and its last line."""
+    """Run `paragan train digits` on some ranks; return the exit status and the last line of rank 0."""
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
-    places = [
+    launch_envs = [
         {"RANK": r, "WORLD_SIZE": ranks, "LOCAL_RANK": r, "LOCAL_WORLD_SIZE": ranks, "MASTER_PORT": port}
         for r in range(ranks if ranks > 1 else 0)
     ] or [{}]
     train = ["train", "digits", f"--run-dir={folder}", f"--kimg={kimg}", *FAST, *settings]
-    command = [sys.executable, "-m", "benchmarks.health", "child", planted, *train]
+    command = [sys.executable, "-m", "benchmarks.quality.health", "child", planted, *train]
     processes = [
         subprocess.Popen(
             command,
-            env=os.environ | {name: str(value) for name, value in place.items()} | {"MASTER_ADDR": "127.0.0.1"},
+            env=os.environ | {name: str(value) for name, value in launch_env.items()} | {"MASTER_ADDR": "127.0.0.1"},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
         )
-        for place in places
+        for launch_env in launch_envs
     ]
-    said = [process.communicate()[0] for process in processes]
-    return max(process.returncode for process in processes), said[0].strip().rpartition("\n")[2]
+    outputs = [process.communicate()[0] for process in processes]
+    return max(process.returncode for process in processes), outputs[0].strip().rpartition("\n")[2]
 
 
 def measure_detection(name: str, kimg: float, seed: int) -> dict[str, Any]:
-    """When a planted failure was named, and by which sign."""
-    chosen = FAILURES[name]
+    """Measure after how many images an injected failure was detected, and by which signal."""
+    failure = FAILURES[name]
     settings = (f"--seed={seed}", *(("--strategy.wire=int8",) if "int8" in name else ()))
     with tempfile.TemporaryDirectory() as folder:
-        status, last = train_digits(Path(folder) / "run", chosen.ranks, chosen.kimg + kimg, settings, name)
-        rows = [row for row in read_jsonl(Path(folder) / "run" / "health.jsonl") if row["kimg"] >= chosen.kimg]
+        status, last = train_digits(Path(folder) / "run", failure.ranks, failure.kimg + kimg, settings, name)
+        rows = [row for row in read_jsonl(Path(folder) / "run" / "health.jsonl") if row["kimg"] >= failure.kimg]
         reached = read_jsonl(Path(folder) / "run" / "stats.jsonl")[-1]["Progress/kimg"]
-    found = {"failure": name, "seed": seed, "status": status, "said": last.replace(folder, "")}
+    result = {"failure": name, "seed": seed, "status": status, "said": last.replace(folder, "")}
     if rows:
-        told = {field: rows[0][field] for field in ("kind", "key", "value", "limit")}
-        return {**found, **told, "images": round(1000 * (rows[0]["kimg"] - chosen.kimg)), "all": _format_kinds(rows)}
+        signal = {field: rows[0][field] for field in ("kind", "key", "value", "limit")}
+        return {
+            **result,
+            **signal,
+            "images": round(1000 * (rows[0]["kimg"] - failure.kimg)),
+            "all": _format_kinds(rows),
+        }
     if status == 1:
-        return {**found, "kind": "nonfinite", "key": "", "images": round(1000 * (reached - chosen.kimg))}
-    return {**found, "kind": "", "images": None}
+        return {**result, "kind": "nonfinite", "key": "", "images": round(1000 * (reached - failure.kimg))}
+    return {**result, "kind": "", "images": None}
 
 
 def _format_kinds(rows: list[dict[str, Any]]) -> str:
@@ -185,22 +199,22 @@ def _format_kinds(rows: list[dict[str, Any]]) -> str:
 
 
 def measure_false_alarms(name: str, kimg: float, seed: int) -> dict[str, Any]:
-    """What was said of a healthy run."""
+    """Train a healthy run and return the messages of the health monitor."""
     ranks, settings = HEALTHY_RUNS[name]
     with tempfile.TemporaryDirectory() as folder:
         status, last = train_digits(Path(folder) / "run", ranks, kimg, (f"--seed={seed}", *settings))
         files = sorted(Path(folder).rglob("health.jsonl"))
-        said = [
+        messages = [
             f"{row['kind']} at {row['kimg']:g} kimg: {row['message']}" for file in files for row in read_jsonl(file)
         ]
         lines = [row for file in Path(folder).rglob("stats.jsonl") for row in read_jsonl(file)]
     steps = {player: max(row.get(f"Health/{player}/step", 0.0) for row in lines) for player in "GD"}
     about = {"run": name, "seed": seed, "status": status, "lines": len(lines), "longest_step": steps}
-    return {**about, "said": said, "last": last.replace(folder, "")}
+    return {**about, "said": messages, "last": last.replace(folder, "")}
 
 
 def measure_overhead(steps: int) -> dict[str, float]:
-    """Median seconds of a step of the digits, of one that nobody watches, and of a look at its health."""
+    """Return the median seconds of a step of the digits, of one without health monitor, and of one health measurement."""
     import dataclasses
 
     import torch
@@ -216,13 +230,15 @@ def measure_overhead(steps: int) -> dict[str, float]:
 
     torch.set_num_threads(1)
     images = load_dataset(get_recipe("digits").data)
-    of, world = resolve(get_recipe("digits"), images), World.solo()
+    base_run = resolve(get_recipe("digits"), images)
+    world = World.solo()
 
-    def begun(watch: bool) -> Session:
-        run = dataclasses.replace(of, health=HealthOptions(enabled=watch))
+    def new_session(watch: bool) -> Session:
+        run = dataclasses.replace(base_run, health=HealthOptions(enabled=watch))
         return build_session(run, world, images, build_networks(run, make_spec(run.data, images), world.device))
 
-    watched, unwatched = begun(True), begun(False)
+    watched = new_session(True)
+    unwatched = new_session(False)
     parts = {
         "step_s": (play_round, watched),
         "unwatched_s": (play_round, unwatched),
@@ -234,9 +250,9 @@ def measure_overhead(steps: int) -> dict[str, float]:
             start = time.perf_counter()
             action(session)
             times[part].append(time.perf_counter() - start)
-    found = {part: statistics.median(seconds) for part, seconds in times.items()}
-    a_tick = 1000 * of.output.tick_kimg / of.round_images
-    return found | {"steps_a_tick": a_tick, "share": found["look_s"] / (a_tick * found["step_s"])}
+    medians = {part: statistics.median(seconds) for part, seconds in times.items()}
+    steps_per_tick = 1000 * base_run.output.tick_kimg / base_run.round_images
+    return medians | {"steps_a_tick": steps_per_tick, "share": medians["look_s"] / (steps_per_tick * medians["step_s"])}
 
 
 def main() -> None:
@@ -247,27 +263,28 @@ def main() -> None:
             inject_failure(sys.argv[2])
         status = program(sys.argv[3:])
         sys.stdout.flush()
-        os._exit(status)  # as `paragan` ends where there are several ranks
+        os._exit(status)  # as `paragan` exits with several ranks
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("planted", "healthy", "cost"))
-    parser.add_argument("--kimg", type=float, default=40.0, help="of a healthy run, and after a failure was planted")
-    parser.add_argument("--only", metavar="WORD", default="", help="cases with this in their name")
+    parser.add_argument(
+        "--kimg", type=float, default=40.0, help="length of a healthy run, or after an injected failure"
+    )
+    parser.add_argument("--only", metavar="WORD", default="", help="only cases whose name contains this")
     parser.add_argument("--seeds", type=int, default=1, metavar="N", help="0 to N - 1")
     parser.add_argument("--json", metavar="F")
     options = parser.parse_args()
     if options.what == "cost":
-        found: list[Any] = [measure_overhead(200)]
-        print(json.dumps(found[0], indent=1))
+        results: list[Any] = [measure_overhead(200)]
+        print(json.dumps(results[0], indent=1))
     else:
-        cases, look = (
-            (FAILURES, measure_detection) if options.what == "planted" else (HEALTHY_RUNS, measure_false_alarms)
-        )
-        found = []
+        cases = FAILURES if options.what == "planted" else HEALTHY_RUNS
+        measure = measure_detection if options.what == "planted" else measure_false_alarms
+        results = []
         for name, seed in itertools.product((name for name in cases if options.only in name), range(options.seeds)):
-            found.append(look(name, options.kimg, seed))
-            print(json.dumps(found[-1]), flush=True)
+            results.append(measure(name, options.kimg, seed))
+            print(json.dumps(results[-1]), flush=True)
     if options.json:
-        Path(options.json).write_text(json.dumps(found, indent=1) + "\n")
+        Path(options.json).write_text(json.dumps(results, indent=1) + "\n")
 
 
 if __name__ == "__main__":

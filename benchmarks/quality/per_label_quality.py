@@ -1,15 +1,18 @@
-"""A game for every label against one conditional GAN, at the same budget of training time.
+"""Compare one GAN per label with one conditional GAN, at the same budget of training time.
 
     python -m benchmarks.quality.per_label_quality digits --minutes 4 [--cases "per-label;conditional"] [--json F]
     python -m benchmarks.quality.per_label_quality fashion --data fashion_mnist.npz --minutes 16 [--json F]
 
-`--minutes` are of all workers together; there are two, each with one thread. Per label, the games share them out
-(`--strategy.minutes`). A conditional GAN is trained on two ranks for as many images as they see in half of them, by the
-pace of a short run just before. Grids, checkpoints and scores are not counted.
+`--minutes` is the sum over all workers; there are two, with one thread each. Runs per label divide it between their
+labels (`--strategy.minutes`). A conditional GAN is trained on two ranks for half as many minutes: a short run just
+before measures how many images that is. Image grids, checkpoints and scores are not counted.
 
-Asked about each, of 5,000 images as often of each label as in the data (all), and of 500 of every label against the
-real ones of that label (label: the mean; worst label): Fréchet distance in pixel space, precision and recall; and how
-many of 1,000 an SVM fitted on real images recognises as what was asked for, and their diversity (quality.py).
+Measured for each case:
+
+* Fréchet distance in pixel space, precision and recall: of 5,000 images with the labels' shares of the data (all), and
+  of 500 images of every label against the real ones of that label (label: the mean; worst label);
+* of 1,000 images, how many an SVM fitted on real images recognises as the requested label, and their diversity
+  (quality.py).
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.lib.timing import describe_machine, format_machine, format_table, save_json
-from benchmarks.quality.quality import RECIPES, SampleJudge, run_paragan
+from benchmarks.quality.quality import RECIPES, SampleEvaluator, run_paragan
 from paragan.config.resolve import load_dataset
 from paragan.config.run import Run
 from paragan.core.schema import from_dict, read_yaml
@@ -40,7 +43,7 @@ CASES: dict[str, tuple[str, ...]] = {
     "per label, W-CGAN (clipping)": (PER_LABEL, "--policy=wcgan", *PLAIN_NETS),
     "per label, W-CGAN (penalty)": (PER_LABEL, "--policy=wcgan-gp", *PLAIN_NETS),
     "per label, DCGAN": (PER_LABEL, "--policy=dcgan"),
-    "per label, DC-CGAN": ("--strategy=DC-CGAN", "--policy=dcgan"),  # the same, D and G on a rank each
+    "per label, DC-CGAN": ("--strategy=DC-CGAN", "--policy=dcgan"),  # the same, with D and G on separate ranks
     "conditional": (),
     "conditional, W-CGAN (clipping)": ("--policy=wcgan", *PLAIN_NETS),
     "conditional, W-CGAN (penalty)": ("--policy=wcgan-gp", *PLAIN_NETS),
@@ -48,12 +51,13 @@ CASES: dict[str, tuple[str, ...]] = {
 }
 QUIET_OUTPUT = ("--output.fakes_kimg=1e9", "--output.checkpoint_kimg=1e9", "--evaluation.metrics=[]", "--ranks=2")
 PILOT_KIMG = 12
-FEW_IMAGES, MANY_IMAGES = 500, 5000  # fakes of a label, and of all
-MAX_REALS = 10_000  # reals that are looked at, at most: precision and recall cost their square
+LABEL_IMAGES = 500  # fakes of one label
+ALL_IMAGES = 5000  # fakes of all labels
+MAX_REALS = 10_000  # the cost of precision and recall grows with the square
 
 
 def kimg_within(seconds: float, settings: Sequence[str], folder: Path) -> float:
-    """Thousands of images that two ranks see in so long."""
+    """Return how many thousand images two ranks process in `seconds`, by the median pace of a pilot run."""
     if not (folder / "stats.jsonl").exists():
         run_paragan("train", *settings, *QUIET_OUTPUT, f"--kimg={PILOT_KIMG}", f"--run-dir={folder}")
     lines = [json.loads(line) for line in (folder / "stats.jsonl").read_text().splitlines()]
@@ -61,11 +65,13 @@ def kimg_within(seconds: float, settings: Sequence[str], folder: Path) -> float:
 
 
 def train_for(folder: Path, settings: Sequence[str], minutes: float) -> Path:
-    """A run that had its budget."""
+    """Train a run for its budget, unless it is finished; return its folder."""
     if (folder / "model").exists() and (folder / "report.html").exists():
         return folder
     if any(s.startswith("--strategy=") for s in settings):
-        ranks = 2 if "--strategy=DC-CGAN" in settings else 1  # of a label: each is a worker of its own
+        ranks = (
+            2 if "--strategy=DC-CGAN" in settings else 1
+        )  # ranks that train a label together; otherwise each is a worker
         budget = ("--kimg=1e6", f"--strategy.minutes={minutes / ranks}")
     else:
         budget = (f"--kimg={kimg_within(30 * minutes, settings, folder.with_name(folder.name + '-pilot')):.0f}",)
@@ -74,36 +80,37 @@ def train_for(folder: Path, settings: Sequence[str], minutes: float) -> Path:
 
 
 def scores(model: Model, reals: Dataset) -> dict[str, float]:
-    """Of all labels together, and of each against its own."""
+    """Return the scores of all labels together, the mean over labels, and the worst label."""
     assert reals.labels is not None
     some = np.random.default_rng(0).permutation(len(reals.images))[:MAX_REALS]
-    drawn = model.sampler.labels(range(MANY_IMAGES), 0)
-    found = {
-        f"all {name}": value for name, value in _score_against(model, reals.images[some], drawn, MANY_IMAGES).items()
+    sampled_labels = model.sampler.labels(range(ALL_IMAGES), 0)
+    result = {
+        f"all {name}": value
+        for name, value in _score_against(model, reals.images[some], sampled_labels, ALL_IMAGES).items()
     }
     each: dict[str, list[float]] = {}
     for label in range(len(reals.classes)):
-        mine = reals.images[reals.labels == label][: MAX_REALS // 5]
-        for name, value in _score_against(model, mine, np.full(FEW_IMAGES, label), FEW_IMAGES).items():
+        label_reals = reals.images[reals.labels == label][: MAX_REALS // 5]
+        for name, value in _score_against(model, label_reals, np.full(LABEL_IMAGES, label), LABEL_IMAGES).items():
             each.setdefault(name, []).append(value)
     worst = {"fd": max, "precision": min, "recall": min}
-    found |= {f"label {name}": statistics.mean(values) for name, values in each.items()}
-    return found | {f"worst label {name}": worst[name](values) for name, values in each.items()}
+    result |= {f"label {name}": statistics.mean(values) for name, values in each.items()}
+    return result | {f"worst label {name}": worst[name](values) for name, values in each.items()}
 
 
 def _score_against(model: Model, reals: np.ndarray, labels: np.ndarray | None, count: int) -> dict[str, float]:
     images = model.sampler.images(range(count), labels, 0)
     space = pixels(images.shape[-1], images.shape[1])
 
-    found = evaluate(
+    results = evaluate(
         lambda rows: images[rows.start : rows.stop], reals, space=space, metrics=["fd", "prdc"], count=count
     )
-    values = {one.name.split("_")[0]: one.value for one in found}
+    values = {one.name.split("_")[0]: one.value for one in results}
     return {name: values[name] for name in ("fd", "precision", "recall")}
 
 
 def training_progress(folder: Path) -> dict[str, float]:
-    """How much was trained."""
+    """Return the thousands of images and the steps of a run."""
     lines = [json.loads(line) for line in (folder / "stats.jsonl").read_text().splitlines()]
     return {"kimg": lines[-1]["Progress/kimg"], "steps": lines[-1]["Progress/step"]}
 
@@ -115,33 +122,35 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=4.0)
     parser.add_argument("--cases", help="names, separated by ; (default: all)")
     parser.add_argument("--seeds", default="0")
-    parser.add_argument("--runs", default="runs/labels_quality", metavar="DIR", help="where the runs are")
+    parser.add_argument("--runs", default="runs/labels_quality", metavar="DIR", help="folder of the runs")
     parser.add_argument("--json", metavar="F")
     options = parser.parse_args()
-    about, judge, rows = describe_machine(), None, list[dict[str, Any]]()
-    print(format_machine(about))
+    machine = describe_machine()
+    evaluator = None
+    rows: list[dict[str, Any]] = []
+    print(format_machine(machine))
     fixed = (*RECIPES[options.recipe], *((f"--data={options.data}",) if options.data else ()))
     for seed in options.seeds.split(","):
         for case in options.cases.split(";") if options.cases else CASES:
             words = (options.recipe, f"{options.minutes:g}", *case.replace(",", "").split(), seed)
-            own = () if "DC" not in case and "W-" not in case else _without_rates(fixed)
-            settings = (*(own or fixed), *CASES[case], f"--seed={seed}")
+            has_policy = "DC" in case or "W-" in case
+            settings = (*(_without_rates(fixed) if has_policy else fixed), *CASES[case], f"--seed={seed}")
             folder = train_for(Path(options.runs) / "-".join(words), settings, options.minutes)
             reals = load_dataset(from_dict(Run, read_yaml(folder / "run.yaml")).data)
-            judge = judge or SampleJudge(folder)
+            evaluator = evaluator or SampleEvaluator(folder)
             rows.append(
                 {"case": case, "seed": int(seed), **training_progress(folder), **scores(load_model(folder), reals)}
             )
-            rows[-1] |= judge.score_run(folder)
+            rows[-1] |= evaluator.score_run(folder)
             print(rows[-1], flush=True)
-            found = {"recipe": options.recipe, "minutes": options.minutes, "settings": fixed, "machine": about}
-            save_json(options.json, {**found, "rows": rows})
-    shown = [name for name in rows[0] if name not in ("seed", "steps")]
-    print(format_table(tuple(shown), [tuple(_round_digits(row[name]) for name in shown) for row in rows]))
+            header = {"recipe": options.recipe, "minutes": options.minutes, "settings": fixed, "machine": machine}
+            save_json(options.json, {**header, "rows": rows})
+    columns = [name for name in rows[0] if name not in ("seed", "steps")]
+    print(format_table(tuple(columns), [tuple(_round_digits(row[name]) for name in columns) for row in rows]))
 
 
 def _without_rates(settings: Sequence[str]) -> list[str]:
-    """Where a policy says how the players learn."""
+    """Drop the settings of the players, which a policy replaces."""
     return [s for s in settings if not s.startswith(("--g.", "--d."))]
 
 

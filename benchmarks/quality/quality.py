@@ -1,5 +1,4 @@
-"""What a wire, a topology, a lag or a policy costs in quality: equal images, the same seeds for every case, judged
-from outside.
+"""Measure what a wire, a topology, a lag or a policy costs in quality, with equal images and seeds for every case.
 
     python -m benchmarks.quality.quality digits --seeds 0,1,2 [--strategy gossip --ranks 4] [--json F]
     python -m benchmarks.quality.quality digits --strategy lags --ranks 1 [--json F]
@@ -7,11 +6,14 @@ from outside.
     python -m benchmarks.quality.quality fashion --data fashion_mnist.npz --strategy policies --ranks 1 [--json F]
     python -m benchmarks.quality.quality sngan|biggan --data fashion_mnist.npz --strategy networks [--json F]
 
-Every run is `--ranks` ranks of `paragan train`; a run that is there already is not repeated. Asked about each: the
-Fréchet distance in pixel space (`fd`), how often an SVM fitted on real images sees the label that was asked for
-(`recognised`), and the standard deviation of pixels within a label beside that of real images (`diversity`), both of
-1,000 images; and how long the training itself took (`seconds`).
-A case is within the seeds' spread if its median is no worse than the worst seed of the first case.
+Every run is `paragan train` on `--ranks` ranks; a run that exists already is not repeated. Measured for each:
+
+* fd         : Fréchet distance in pixel space
+* recognised : share of 1,000 images that an SVM fitted on real images recognises as the requested label
+* diversity  : standard deviation of their pixels within a label, relative to that of real images
+* seconds    : time of the training rounds
+
+A case is within the spread of the seeds if its median is no worse than the worst seed of the first case.
 """
 
 from __future__ import annotations
@@ -54,7 +56,7 @@ RECIPES["sngan"] = (*SMALL, "--data.resolution=16", "--kimg=120", "--nets.width=
 RECIPES["biggan"] = (*SMALL, "--kimg=60", "--nets=biggan", "--nets.latent=80", "--nets.width=8", "--nets.d_width=16")
 SIGN, INT2, INT4, INT8 = (("--strategy.wire=" + wire,) for wire in ("sign", "int2", "int4", "int8"))
 GOSSIP = "--strategy=gossip"
-SUITES: dict[str, dict[str, tuple[str, ...]]] = {  # the first is what the others are held against
+SUITES: dict[str, dict[str, tuple[str, ...]]] = {  # the first case of a suite is the reference
     "sync": {
         "exact": (),
         "int8": INT8,
@@ -88,9 +90,10 @@ def lag_settings(fakes: int, critic: int, *more: str) -> tuple[str, ...]:
     return (ASYNC, f"--strategy.fake_lags=[{fakes}]", f"--strategy.critic_lags=[{critic}]", *more)
 
 
-OPTIMISTIC, PLAIN = (tuple(f"--{side}.optimism={name}" for side in "gd") for name in ("optimistic", "none"))
-LAGS = ((0, 0), *((far, 0) for far in (1, 2, 4, 8, 16)), *((0, far) for far in (1, 2, 4, 8, 16)), (1, 1), (2, 2))
-SUITES["lags"] = {  # how many rounds old what D and what G saw was, on ranks that play both
+OPTIMISTIC = ("--g.optimizer_wrapper=optimistic", "--d.optimizer_wrapper=optimistic")
+PLAIN = ("--g.optimizer_wrapper=none", "--d.optimizer_wrapper=none")
+LAGS = ((0, 0), *((lag, 0) for lag in (1, 2, 4, 8, 16)), *((0, lag) for lag in (1, 2, 4, 8, 16)), (1, 1), (2, 2))
+SUITES["lags"] = {  # lags in rounds of the fakes and of the critic, on ranks that train both players
     "alternating": (),
     "alternating, optimistic": OPTIMISTIC,
     "simultaneous": ("--strategy.order=simultaneous",),
@@ -103,7 +106,7 @@ SUITES["lags"] = {  # how many rounds old what D and what G saw was, on ranks th
         0, 0, "--strategy.replay_policy=replay", "--strategy.replay_policy.fraction=0.5"
     ),
 }
-SUITES["async"] = {  # teams, with --ranks 2 or more (4 for those with a division)
+SUITES["async"] = {  # teams, with --ranks 2 or more (4 for those with a split)
     "sync": (),
     "batches 1:1": (ASYNC,),
     "batches 2:1": (ASYNC, "--g_batch=256"),
@@ -123,12 +126,12 @@ SUITES["networks"] = {"float32": ("--device.precision=float32",), "bf16": ("--de
 
 
 def drop_rates(settings: Sequence[str], case: str) -> list[str]:
-    """What a recipe sets beside the players' own, where a policy says how they learn."""
+    """Drop a recipe's settings of the players if the case is a policy, which replaces them."""
     return [s for s in settings if case not in POLICIES or not s.startswith(("--g.", "--d."))]
 
 
 BETTER_SIGN = {"fd": -1, "recognised": 1, "diversity": 1}
-MAX_FIT_IMAGES = 10_000  # reals the SVM sees at most
+MAX_FIT_IMAGES = 10_000  # real images that the SVM is fitted on
 
 
 def run_paragan(*arguments: str) -> None:
@@ -136,15 +139,15 @@ def run_paragan(*arguments: str) -> None:
 
 
 def train_run(folder: Path, settings: Sequence[str], ranks: int) -> Path:
-    """A finished run."""
+    """Train a run, unless it is finished; return its folder."""
     if not (folder / "metrics.jsonl").exists():
         fixed = (f"--ranks={ranks}", "--evaluation.metrics=fd", "--output.checkpoint_kimg=1e9", f"--run-dir={folder}")
         run_paragan("train", *settings, *fixed)
     return folder
 
 
-class SampleJudge:
-    """Knows the real images of a run."""
+class SampleEvaluator:
+    """Scores generated images by the real images of a run."""
 
     def __init__(self, run_dir: Path):
         record = read_yaml(run_dir / "run.yaml")
@@ -152,18 +155,18 @@ class SampleJudge:
         assert reals.labels is not None
         self.images, self.labels = reals.images.squeeze(-1), reals.labels
         some = np.random.default_rng(0).permutation(len(self.images))
-        fitted, self.unseen = some[:MAX_FIT_IMAGES], some[MAX_FIT_IMAGES:][:1000]
+        fitted, self.held_out = some[:MAX_FIT_IMAGES], some[MAX_FIT_IMAGES:][:1000]
         self.svm = SVC(C=10).fit(_flatten(self.images[fitted]), self.labels[fitted])
 
     @property
     def real_accuracy(self) -> float | None:
-        """Of real images that the SVM was not fitted on, where some are left."""
-        if not len(self.unseen):
+        """Accuracy of the SVM on real images that it was not fitted on; None if there are none."""
+        if not len(self.held_out):
             return None
-        return float((self.svm.predict(_flatten(self.images[self.unseen])) == self.labels[self.unseen]).mean())
+        return float((self.svm.predict(_flatten(self.images[self.held_out])) == self.labels[self.held_out]).mean())
 
     def score_samples(self, run_dir: Path) -> dict[str, float]:
-        """Of 1,000 images: whether they are what was asked for, and how much they differ."""
+        """Return the share of recognised images among 1,000, and their diversity."""
         images, labels = sample_images(run_dir)
         return {
             "recognised": float((self.svm.predict(_flatten(images)) == labels).mean()),
@@ -180,7 +183,7 @@ class SampleJudge:
 
 
 def round_seconds(run_dir: Path) -> float:
-    """That the rounds took, without start, pictures and scores."""
+    """Return the seconds of the training rounds, without start, image grids and scores."""
     lines = [json.loads(line) for line in (run_dir / "stats.jsonl").read_text().splitlines()]
     kimg = [0.0, *(line["Progress/kimg"] for line in lines)]
     return sum((now - then) * line["Timing/sec_per_kimg"] for line, then, now in zip(lines, kimg, kimg[1:]))
@@ -191,7 +194,7 @@ def _flatten(images: NDArray[Any]) -> NDArray[np.float64]:
 
 
 def sample_images(run_dir: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """1,000 images [1000, R, R], 100 of each label."""
+    """Generate images [1000, R, R], 100 of each label, and return them with their labels."""
     with tempfile.TemporaryDirectory() as folder:
         out = f"{folder}/samples.npz"
         run_paragan("sample", str(run_dir), "--labels=0,1,2,3,4,5,6,7,8,9", "--count=1000", f"--out={out}")
@@ -199,13 +202,13 @@ def sample_images(run_dir: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
         return data["images"][..., 0], data["labels"]
 
 
-def is_within_spread(found: Sequence[Mapping[str, float]], reference: Sequence[Mapping[str, float]]) -> dict[str, bool]:
-    """Whether the median of every figure is no worse than the worst seed of the reference."""
-    verdict = {}
+def is_within_spread(rows: Sequence[Mapping[str, float]], reference: Sequence[Mapping[str, float]]) -> dict[str, bool]:
+    """Return whether the median of each score is no worse than the worst seed of the reference."""
+    within = {}
     for name, sign in BETTER_SIGN.items():
         worst = min(sign * row[name] for row in reference)
-        verdict[name] = statistics.median(sign * row[name] for row in found) >= worst
-    return verdict
+        within[name] = statistics.median(sign * row[name] for row in rows) >= worst
+    return within
 
 
 def main() -> None:
@@ -215,18 +218,20 @@ def main() -> None:
     parser.add_argument("--strategy", choices=SUITES, default="sync")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--cases", help="names, separated by ; (default: all)")
-    parser.add_argument("--more", default="", help="settings beside those of the cases: '--g.optimizer.lr=1e-3 ...'")
-    parser.add_argument("--called", default="", help="what the cases are called with them: 'twice the rates'")
+    parser.add_argument("--more", default="", help="more settings for every case: '--g.optimizer.lr=1e-3 ...'")
+    parser.add_argument("--called", default="", help="suffix of the case names for --more: 'twice the rates'")
     parser.add_argument("--seeds", default="0,1,2")
-    parser.add_argument("--runs", default="runs/quality", metavar="DIR", help="where the runs are")
+    parser.add_argument("--runs", default="runs/quality", metavar="DIR", help="folder of the runs")
     parser.add_argument("--json", metavar="F")
     options = parser.parse_args()
-    about, judge = describe_machine(), None
-    print(format_machine(about))
+    machine = describe_machine()
+    evaluator = None
+    print(format_machine(machine))
     data = (f"--data={options.data}",) if options.data else ()
-    fixed, cases = (*RECIPES[options.recipe], *data), SUITES[options.strategy]
-    found: dict[str, Any] = {"recipe": options.recipe, "strategy": options.strategy, "ranks": options.ranks}
-    found |= {"settings": fixed, "machine": about}
+    fixed = (*RECIPES[options.recipe], *data)
+    cases = SUITES[options.strategy]
+    results: dict[str, Any] = {"recipe": options.recipe, "strategy": options.strategy, "ranks": options.ranks}
+    results |= {"settings": fixed, "machine": machine}
     rows: list[dict[str, Any]] = []
     for seed in options.seeds.split(","):
         for case in options.cases.split(";") if options.cases else cases:
@@ -234,11 +239,11 @@ def main() -> None:
             words = (options.recipe, options.strategy, str(options.ranks), *name.replace(",", "").split(), seed)
             settings = (*drop_rates(fixed, case), *cases[case], *options.more.split(), f"--seed={seed}")
             run_dir = train_run(Path(options.runs) / "-".join(words), settings, options.ranks)
-            judge = judge or SampleJudge(run_dir)
-            rows.append({"case": name, "seed": int(seed), **judge.score_run(run_dir)})
+            evaluator = evaluator or SampleEvaluator(run_dir)
+            rows.append({"case": name, "seed": int(seed), **evaluator.score_run(run_dir)})
             print(rows[-1], flush=True)
-            found |= {"real images recognised": judge.real_accuracy, "rows": rows, "cases": summarize(rows)}
-            save_json(options.json, found)
+            results |= {"real images recognised": evaluator.real_accuracy, "rows": rows, "cases": summarize(rows)}
+            save_json(options.json, results)
     print(
         format_table(
             ("case", *BETTER_SIGN, "within"), [summary_line(case, about) for case, about in summarize(rows).items()]
@@ -247,21 +252,21 @@ def main() -> None:
 
 
 def summarize(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """By case: [lowest, median, highest] of every figure, and whether it is within the first case's spread."""
+    """Return [lowest, median, highest] of each score by case, and whether it is within the first case's spread."""
     cases = {row["case"]: [r for r in rows if r["case"] == row["case"]] for row in rows}
     about: dict[str, Any] = {}
-    for case, found in cases.items():
+    for case, case_rows in cases.items():
         about[case] = {
-            name: [f(row[name] for row in found) for f in (min, statistics.median, max)] for name in BETTER_SIGN
+            name: [f(row[name] for row in case_rows) for f in (min, statistics.median, max)] for name in BETTER_SIGN
         }
-        about[case]["within"] = is_within_spread(found, next(iter(cases.values())))
+        about[case]["within"] = is_within_spread(case_rows, next(iter(cases.values())))
     return about
 
 
 def summary_line(case: str, about: Mapping[str, Any]) -> tuple[str, ...]:
     cells = [f"{about[n][1]:.3g} [{about[n][0]:.3g}, {about[n][2]:.3g}]" for n in BETTER_SIGN]
-    verdict = about["within"]
-    outside = [name for name, inside in verdict.items() if not inside]
+    within = about["within"]
+    outside = [name for name, inside in within.items() if not inside]
     return (case, *cells, f"not {', '.join(outside)}" if outside else "yes")
 
 

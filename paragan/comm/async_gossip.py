@@ -110,12 +110,12 @@ class AsyncGossip:
         """
         indices = sorted(self._buckets)
         for j in sorted(self.weights):
-            own_counts = torch.tensor([self._started_swaps[j, i] for i in indices])
-            peer_counts = torch.empty_like(own_counts)
+            local_counts = torch.tensor([self._started_swaps[j, i] for i in indices])
+            peer_counts = torch.empty_like(local_counts)
             peer = 1 - self.groups[j].rank
-            self.groups[j].send_recv({peer: own_counts}, {peer: peer_counts}, self.tag - 1).wait()
+            self.groups[j].send_recv({peer: local_counts}, {peer: peer_counts}, self.tag - 1).wait()
             for n, i in enumerate(indices):
-                if peer_counts[n] > own_counts[n]:
+                if peer_counts[n] > local_counts[n]:
                     self._finish_swap(j, i)
                     self._start_swap(j, self._buckets[i], 0)
         for j, i in itertools.product(self.weights, indices):

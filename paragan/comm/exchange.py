@@ -176,10 +176,10 @@ class OptimisticMirrorDescent:
             bucket.params.sub_(bucket.state("residual"), alpha=self.get_lr())
         try:
             yield GRAD_READY
-            own_grad = torch.div(bucket.grads, self.weight, out=bucket.workspace("own grad", bucket.grads.numel()))
+            local_grad = torch.div(bucket.grads, self.weight, out=bucket.workspace("local grad", bucket.grads.numel()))
             yield from self.inner(bucket, step)
             yield ALL_RECEIVED
-            previous.copy_(own_grad)
+            previous.copy_(local_grad)
         finally:  # also if the step is aborted
             bucket.params.copy_(original)
 

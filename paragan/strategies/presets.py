@@ -40,13 +40,13 @@ def fill_from_preset(value: Any) -> Any:
     """Add the fields of the preset that a plain record of a strategy names, where it does not set them itself."""
     if not isinstance(value, dict):
         return value
-    given: dict[str, Any] = dict(value)  # pyright: ignore[reportUnknownArgumentType]
-    preset = PRESETS.get(str(given.get("name")), {})
+    settings: dict[str, Any] = dict(value)  # pyright: ignore[reportUnknownArgumentType]
+    preset = PRESETS.get(str(settings.get("name")), {})
     for field, default in preset.items():
-        part = given.setdefault(field, default)
+        part = settings.setdefault(field, default)
         if isinstance(part, dict) and isinstance(default, str):
-            given[field] = {"name": default, **part}  # the user set fields of the part that the preset names
-    return given
+            settings[field] = {"name": default, **part}  # the user set fields of the part that the preset names
+    return settings
 
 
 def _sync_by_default(value: Any) -> Any:

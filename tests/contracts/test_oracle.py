@@ -236,5 +236,5 @@ def test_per_label_run_equals_one_plain_loop_per_label():
         s = build_session(job.run, tiny_run.World.solo(), mine, Networks(*two_nets(job.run.seed), 8))
         for _ in range(6):
             play_round(s)
-        library_state = s.game.g.net.state_dict() | s.game.d.net.state_dict()
-        assert all(torch.equal(library_state[name], value) for name, value in plain.items())
+        trained = s.game.g.net.state_dict() | s.game.d.net.state_dict()
+        assert all(torch.equal(trained[name], value) for name, value in plain.items())

@@ -155,7 +155,7 @@ class LinearD(torch.nn.Module):
         self.layer = torch.nn.Linear(256 * 3, 1)
 
     def forward(self, x, y):
-        self.inputs = [*getattr(self, "seen", []), x]
+        self.inputs = [*getattr(self, "inputs", []), x]
         return self.layer(x.flatten(1)).squeeze(1)
 
 

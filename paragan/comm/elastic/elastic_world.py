@@ -141,8 +141,8 @@ class ElasticWorld(World):
             RunError: the group could not be formed.
         """
         rendezvous_store, _ = rendezvous(launch_info, env, timeout_s)
-        own_host = local_address_towards((env.get("MASTER_ADDR") or "127.0.0.1", 9))
-        world = ElasticWorld(launch_info, device, own_host, timeout_s, link_timeout_s)
+        local_host = local_address_towards((env.get("MASTER_ADDR") or "127.0.0.1", 9))
+        world = ElasticWorld(launch_info, device, local_host, timeout_s, link_timeout_s)
         world._rendezvous_store = rendezvous_store  # keeps it open: other ranks may still read from it
         world.store = PrefixStore(rendezvous_store, "paragan/" + env.get("TORCHELASTIC_RESTART_COUNT", "0"))
         addresses: dict[int, Address] = {}
@@ -181,8 +181,8 @@ class ElasticWorld(World):
         reachable = {rank: at for rank, at in addresses.items() if rank != launch_info.rank and is_listening(at)}
         if not reachable:
             return None
-        own_host = local_address_towards(next(iter(reachable.values())))
-        world = ElasticWorld(launch_info, device, own_host, timeout_s, link_timeout_s)
+        local_host = local_address_towards(next(iter(reachable.values())))
+        world = ElasticWorld(launch_info, device, local_host, timeout_s, link_timeout_s)
         world.joined_late = True
         world._add_peers(reachable)
         world.request_join()
@@ -328,11 +328,11 @@ class ElasticWorld(World):
         Raises:
             EvictedError: a member is in one without this rank that is at least as new as ours.
         """
-        own = MembershipVersion(self.membership.epoch, self.members)
+        local = MembershipVersion(self.membership.epoch, self.members)
         others = [self._heartbeats[r].membership for r in self.members if r in self._heartbeats]
-        if any(version.epoch >= own.epoch and self.original_rank not in version.members for version in others):
+        if any(version.epoch >= local.epoch and self.original_rank not in version.members for version in others):
             raise EvictedError
-        return max([own, *others], key=lambda version: version.epoch)
+        return max([local, *others], key=lambda version: version.epoch)
 
     def _leader(self) -> int:
         """Return the lowest surviving rank."""
@@ -525,9 +525,9 @@ class ElasticWorld(World):
         """
         if not self.missing_ranks:
             return None
-        own_requests = json.dumps(self._join_protocol.pending_joins(self.missing_ranks))
+        local_requests = json.dumps(self._join_protocol.pending_joins(self.missing_ranks))
         requests: dict[int, JoinRequest] = {}
-        for text in self.all_gather_str(own_requests):
+        for text in self.all_gather_str(local_requests):
             requests |= {int(rank): JoinRequest(*request) for rank, request in json.loads(text).items()}
         if not requests:
             return None
