@@ -1,4 +1,4 @@
-"""Speed-up by reusing G's images for D: `python -m benchmarks.comm.async_reuse [--json F] [--rounds N]`. One process.
+"""Measure reuse of G's images for D: `python -m benchmarks.comm.async_reuse [--json F] [--rounds N]`. One process.
 
 With `--strategy async` D uses the images that G generates in its own turn; alternating training generates images for D
 alone. The operations that this saves are counted (plan/cost.py), and the time is measured, interleaved: for `digits`,

@@ -1,4 +1,4 @@
-"""Encoding and decoding by every wire, compared with copying the same vector.
+"""Time encoding and decoding by every wire, compared with copying the same vector.
 
 `python -m benchmarks.comm.compressors [--json F]`.
 

@@ -1,4 +1,4 @@
-"""Our step against PyTorch's DistributedDataParallel: `python -m benchmarks.comm.ddp [--json F] [--rounds N]`.
+"""Compare a step with PyTorch's DistributedDataParallel: `python -m benchmarks.comm.ddp [--json F] [--rounds N]`.
 
 Two ranks (gloo), one thread each, the same networks from the same seed and precision, one lane a rank:
 
@@ -110,7 +110,7 @@ Wrap = Callable[[nn.Module], nn.Module]
 
 
 class DDPTrainer:
-    """A loop over two networks as a good engineer writes it; `wrap` is DistributedDataParallel, or the identity.
+    """A careful loop over two networks in plain PyTorch; `wrap` is DistributedDataParallel, or the identity.
 
     Correct: in a turn only the network that is trained goes through its wrapper, and only its parameters require
     gradients; the fakes of D's turn carry no graph of G. Fast: the buckets are the gradients (gradient_as_bucket_view),
@@ -138,7 +138,8 @@ class DDPTrainer:
     def step(self) -> tuple[Tensor, Tensor]:
         """Play one round; return the losses of D and G."""
         inputs = self.inputs()
-        d_loss, g_loss = self.step_d(inputs), self.step_g(inputs)
+        d_loss = self.step_d(inputs)
+        g_loss = self.step_g(inputs)
         self.sums += torch.stack([d_loss, g_loss])
         return d_loss, g_loss
 

@@ -1,4 +1,4 @@
-"""DistributedDataParallel with torch's own compression hooks, for comparison with `paragan bench strategies`.
+"""Time DistributedDataParallel with torch's compression hooks, for comparison with `paragan bench strategies`.
 
 It runs under the same launchers: benchmarks/lib/netns_lab.py, torchrun.
 

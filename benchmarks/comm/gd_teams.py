@@ -1,4 +1,4 @@
-"""Speed-up of training G on one rank and D on another: `python -m benchmarks.comm.gd_teams [--json F] [--rounds N]`.
+"""Measure teams, G on one rank and D on another: `python -m benchmarks.comm.gd_teams [--json F] [--rounds N]`.
 
 Two ranks (gloo), one thread each, interleaved: `--strategy async --strategy.split=1:1`, and `--strategy sync`, where
 both ranks train both networks on half of the lanes. The expected speed-up is counted (plan/cost.py): a rank of sync

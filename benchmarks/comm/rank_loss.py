@@ -1,4 +1,4 @@
-"""A rank of a gossip run is lost in the middle of training.
+"""Measure the interruption when a rank of a gossip run is lost during training.
 
 `python -m benchmarks.comm.rank_loss [--cases killed-0,frozen-2] [--json F]`.
 
@@ -43,7 +43,7 @@ COLUMNS = ("case", "pause s", "members at the end", "recognised", "diversity", "
 
 
 class RankProcesses:
-    """The ranks of a run, which can be started again one by one. use_hosts: each on a host of a network lab."""
+    """The ranks of a run, which can be restarted one by one. use_hosts: each on a host of a network lab."""
 
     def __init__(self, run: Path, use_hosts: bool):
         with socket.socket() as s:
@@ -64,7 +64,7 @@ class RankProcesses:
 
     @property
     def kimg(self) -> float:
-        """The progress of the run."""
+        """Progress of the run in kimg."""
         path = self.run / "stats.jsonl"
         lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
         complete = [line for line in lines[-2:] if line.endswith(b"\n")]

@@ -1,4 +1,4 @@
-"""Weak scaling by simulation: the paper's setting up to 1,024 workers, and home computers up to 100,000.
+"""Simulate weak scaling: the paper's setting up to 1,024 workers, and home computers up to 100,000.
 
     python -m benchmarks.comm.scale --json benchmarks/results/scale.json --figure docs/figures/scale.svg
 

@@ -1,4 +1,4 @@
-"""The measurements on slow links in docs/measurements/ (quantized, gossip, async).
+"""Measure strategies on slow links, for docs/measurements/ (quantized, gossip, async).
 
 Run it on an idle machine:
 

@@ -407,7 +407,9 @@ def same_number(a: float, b: float) -> bool:
 
 def compare_numbers(reference: Result, current: Result) -> tuple[list[str], list[str]]:
     """Return the differences between the statistics of two results, and notes about keys that only one side has."""
-    differences, only_reference, only_current = [], set[str](), set[str]()
+    differences: list[str] = []
+    only_reference = set[str]()
+    only_current = set[str]()
     reference_files, current_files = list(reference.numbers.items()), list(current.numbers.items())
     if [len(lines) for _, lines in reference_files] != [len(lines) for _, lines in current_files]:
         sizes = [
@@ -507,7 +509,8 @@ def check(cases: Sequence[Case], before: Checkout, after: Checkout, cache: Cache
     def play(case: Case) -> tuple[Result | None, Result, Result]:
         cached = cache.get(case)
         reference = cached or before.play(case.commands, options.timeout, translate=True)
-        commands, translate = case.current or case.commands, not case.current
+        commands = case.current or case.commands
+        translate = not case.current
         return cached, reference, after.play(commands, options.timeout, extra=extra, translate=translate)
 
     print(f"{'case':<22}{'reference s':>12}{'current s':>11}{'tensors':>9}{'numbers':>9}  result", flush=True)

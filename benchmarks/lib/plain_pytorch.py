@@ -67,7 +67,8 @@ def make_same_networks(run: Run, images: Dataset) -> Networks:
 def max_output_difference(run: Run, images: Dataset) -> float:
     """Return the largest difference between the outputs of both pairs, relative to the largest output."""
     spec = make_spec(run.data, images)
-    networks, plain = build_networks(run, spec, torch.device("cpu")), make_same_networks(run, images)
+    networks = build_networks(run, spec, torch.device("cpu"))
+    plain = make_same_networks(run, images)
     z = torch.randn(8, run.nets.latent)
     y = torch.randint(spec.classes, (8,)) if spec.classes else None
     x = torch.rand(8, spec.channels, spec.resolution, spec.resolution) * 2 - 1
@@ -188,7 +189,9 @@ class PlainSelfAttention(SelfAttention):
     """Attention by two products and a softmax."""
 
     def forward(self, x: Tensor) -> Tensor:
-        theta, phi, g = self.theta(x), max_pool2d(self.phi(x), 2), max_pool2d(self.g(x), 2)
+        theta = self.theta(x)
+        phi = max_pool2d(self.phi(x), 2)
+        g = max_pool2d(self.g(x), 2)
         weights = torch.bmm(theta.flatten(2).transpose(1, 2), phi.flatten(2)).softmax(-1)  # [N, HW, HW / 4]
         attended = torch.bmm(g.flatten(2), weights.transpose(1, 2)).view(len(x), -1, *x.shape[2:])
         return x + self.gamma * self.o(attended)

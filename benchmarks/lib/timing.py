@@ -40,7 +40,8 @@ class Spread:
         ordered = sorted(values)
         n = len(ordered)
         margin = 0.98 * math.sqrt(n)  # 1.96 standard deviations of a binomial count with p = 1/2
-        low, high = max(0, math.floor(n / 2 - margin)), min(n - 1, math.ceil(n / 2 + margin) - 1)
+        low = max(0, math.floor(n / 2 - margin))
+        high = min(n - 1, math.ceil(n / 2 + margin) - 1)
         q1, _, q3 = statistics.quantiles(ordered, n=4, method="inclusive") if n > 1 else ordered * 3
         return Spread(statistics.median(ordered), ordered[low], ordered[max(low, high)], (q1, q3))
 

@@ -4,8 +4,8 @@
     python -m benchmarks.per_label.per_label scaling [--repetitions 5] [--json F]
     python -m benchmarks.per_label.per_label kills [--kills 20] [--json F]
 
-queue   : the real queue with emulated compute (see lease_queue.py): its share of the workers' time, and how long workers
-          are idle at the end
+queue   : the real queue with emulated compute (see lease_queue.py): its share of the workers' time, and the idle time
+          at the end
 scaling : images per second of one and of two workers on the digits, one thread each, in turn
 kills   : two workers on the digits, one of which is killed (SIGKILL) repeatedly, compared with a run without kills
 """

@@ -214,7 +214,7 @@ def measure_false_alarms(name: str, kimg: float, seed: int) -> dict[str, Any]:
 
 
 def measure_overhead(steps: int) -> dict[str, float]:
-    """Return the median seconds of a step of the digits, of one without health monitor, and of one health measurement."""
+    """Return median seconds of a step on the digits, a step without health monitor, and a health measurement."""
     import dataclasses
 
     import torch

@@ -104,7 +104,8 @@ def benchmark_prdc(count: int, width: int, rounds: int) -> dict[str, Any]:
     before = peak_rss_bytes()
     seconds, outputs = time_fns(rounds, {"ours": lambda: prdc(real, fake)})
     extra_bytes = peak_rss_bytes() - before
-    a, b = x.double(), y.double()
+    a = x.double()
+    b = y.double()
     pairs, _ = time_fns(
         rounds, {"products of all pairs": lambda: [(p @ q.T)[0, 0] for p, q in ((a, a), (b, b), (a, b))]}
     )

@@ -1,4 +1,4 @@
-"""Asynchronous gossip: the mean is kept under any delay, and no rank waits beyond `max_staleness`."""
+"""Asynchronous gossip preserves the mean under any delay, and no rank waits beyond `max_staleness`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SIZE, STEPS = 4, 40
 
 
 def drift_job(max_staleness, slow_ms):
-    """A job on a ring: parameters move by a rank's own amount every step; rank 3 is slow.
+    """Make a job on a ring: parameters move by a constant of the rank every step; rank 3 is slow.
 
     Returns the time of every step, the final parameters, and what they would be without gossip.
     """
@@ -60,7 +60,7 @@ def test_mean_is_preserved_under_any_delay(pool, max_staleness, slow_ms):
 
 
 def test_no_rank_waits_beyond_max_staleness(pool):
-    """Rank 3 takes 20 ms a step, the others 2. Only a rank that waits for every swap gets as slow."""
+    """Rank 3 takes 20 ms per step, the others 2 ms. Only a rank that waits for every swap becomes as slow."""
     for max_staleness, is_held_up in ((0, True), (1000, False)):
         results = pool(SIZE, drift_job(max_staleness, 20))
         fast, slow = results[0][0], results[3][0]

@@ -103,7 +103,7 @@ def test_vectors_of_any_length(pool, n, size):
 
 @pytest.mark.parametrize("wire", [Int4(), Sign(), RandomK(fraction=0.1)], ids=lambda w: w.name)
 def test_sent_plus_residual_is_the_gradient(pool, wire):
-    """Over any number of steps."""
+    """The sum over all steps is preserved."""
     results = pool(4, lambda world: run_exchange(world, CompressedAllReduce(wire, world.all_ranks), 6))
     n = len(results[0][0][0])
     total = sum(random_gradient(rank, step, n).double() for rank in range(4) for step in range(6))
@@ -138,7 +138,9 @@ def test_all_ranks_reject_a_nonfinite_step(pool, bad):
             with flat.exchanging(exchange, 1):
                 flat.grads.copy_(random_gradient(world.rank, 1, len(flat.grads)))
                 if world.rank == 1:
-                    flat.parameters[1].grad.view(-1)[3] = bad  # the last layer's weight: parameters run backwards
+                    flat.parameters[1].grad.view(-1)[3] = (
+                        bad  # the last layer's weight: parameters are in reverse order
+                    )
             failure = None
         except RunError as error:
             failure = type(error), str(error)

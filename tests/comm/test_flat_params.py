@@ -1,4 +1,4 @@
-"""Flat vectors, and when exchanges continue."""
+"""Flat parameter vectors, and the times at which exchanges continue."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_frozen_parameters_are_not_flattened():
 
 
 class RecordingExchange:
-    """Records when it continues: (event, address of the bucket)."""
+    """Records the times at which it continues: (event, address of the bucket)."""
 
     def __init__(self):
         self.events = []

@@ -1,4 +1,4 @@
-"""Where a launcher put this process: torchrun's variables, srun's, or none."""
+"""Rank and world size from the variables of torchrun, of srun, or of none."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_torchrun_precedes_slurm():
 def test_invalid_variables_are_rejected_on_every_rank(env):
     with pytest.raises(UsageError) as error:
         LaunchInfo.from_environment(env)
-    assert not error.value.same_on_all_ranks  # every rank prints its own
+    assert not error.value.same_on_all_ranks  # every rank prints its error
     assert any(name in str(error.value) for name in env)
 
 

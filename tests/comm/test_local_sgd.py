@@ -1,4 +1,4 @@
-"""Local SGD: ranks step on their own and average every few steps, against a simulation of all ranks."""
+"""Local SGD, with averaging every few steps, compared with a simulation of all ranks."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_equals_a_simulation_of_all_ranks(pool, sync_period):
 
 
 def test_teams_average_separately(pool):
-    """Two ranks of G and two of D differ within a period; what is evaluated is the mean of a team."""
+    """Two ranks of G and two of D differ within a period; the mean of each team is evaluated."""
     from paragan.train.averaged_model import averaged_networks, consensus_distance
 
     run = tiny_run.make_run("strategy=async", "strategy.split='2:2'", "strategy.sync_period=2", *NO_WRAPPER)
@@ -88,7 +88,7 @@ def test_teams_average_separately(pool):
 
 
 def test_several_steps_of_d_in_a_round(pool):
-    """At the start of D's turn in a round that averages, all ranks have the same parameters."""
+    """In a round that averages, all ranks have equal parameters at the start of D's turn."""
     run = tiny_run.make_run("strategy=sync", "strategy.sync_period=2", "d_steps=2", "objective.loss=wasserstein")
 
     def job(world):

@@ -1,4 +1,4 @@
-"""Connections that are closed: those who wait at either end fail at once."""
+"""Ranks that wait on a closed connection fail at once, at either end."""
 
 from __future__ import annotations
 

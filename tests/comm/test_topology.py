@@ -1,4 +1,4 @@
-"""Mixing matrices are doubly stochastic, contract as stated, and are refused for the wrong number of ranks."""
+"""Mixing matrices are doubly stochastic, contract at the expected rate, and reject unsupported numbers of ranks."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_every_matrix_is_doubly_stochastic_and_connects(topology):
 @every_topology
 @pytest.mark.parametrize("size", [4, 8, 16])
 def test_contraction_bounds_the_distance_to_the_mean(topology, size):
-    """By `contraction` at worst: exactly so for a fixed W from the worst start, and in the mean for random ones."""
+    """A fixed W contracts at most by `contraction`, exactly so from the worst start; a random W does in the mean."""
     rate = contraction(topology, size)
     period = topology.period(size)
     if period:

@@ -1,4 +1,4 @@
-"""Every strategy, as a user would ask for it. A new strategy joins with a row and inherits all contracts."""
+"""Settings of every strategy, as on the command line. A new strategy adds a row and inherits all contracts."""
 
 STRATEGIES = {
     "sync": ("strategy=sync",),
@@ -29,8 +29,8 @@ STRATEGIES = {
     "Rand-DP-OAdam": ("strategy=Rand-DP-OAdam",),
 }
 
-# Whose ranks do together what one would do alone: those whose wire is exact, and who do not look ahead on their own.
+# Strategies whose ranks together equal one rank: their wire is exact and no rank extrapolates locally.
 RANK_COUNT_INVARIANT = ("sync", "sync together", "CPOAdam", "async", "async teams", "async, lags and replay")
 
-# Whose ranks hold players of their own, that agree only in the long run.
+# Strategies whose ranks hold different parameters, which agree only in the long run.
 UNREPLICATED = ("sync every 2", "gossip", "gossip int8", "DPOSG", "Rand-DP-OAdam")

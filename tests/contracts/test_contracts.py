@@ -1,4 +1,4 @@
-"""What must hold for every strategy."""
+"""Contracts that every strategy must satisfy."""
 
 from __future__ import annotations
 
@@ -85,7 +85,8 @@ def test_evaluated_networks_are_the_mean_over_ranks(pool, settings):
         s = tiny_run.make_session(run, world)
         for _ in range(3):
             play_round(s)
-        before, distances = tiny_run.session_state(s), consensus_distance(s)
+        before = tiny_run.session_state(s)
+        distances = consensus_distance(s)
         with averaged_networks(s):
             mean = tiny_run.session_state(s)
         return before, mean, distances, tiny_run.is_equal(before, tiny_run.session_state(s))
@@ -227,7 +228,7 @@ def test_counted_bytes_equal_predicted_bytes(pool, settings):
             assert all(a == pytest.approx(b, abs=rounded) for a, b in zip(row, expected, strict=True))
         assert any(any(row) for row, _, _ in rows)
         virtual = tiny_run.make_session(run, VirtualWorld(ranks))
-        if virtual.role.description == rows[0][2]:  # who plays what was measured
+        if virtual.role.description == rows[0][2]:  # split=auto may have measured another split
             assert predicted(virtual) == rows[0][1]
 
 
@@ -242,7 +243,7 @@ def test_every_lane_has_one_owner(settings):
 @every_strategy
 def test_too_many_ranks_are_rejected_with_the_maximum(settings):
     run = tiny_run.make_run(*settings)
-    world = VirtualWorld(17)  # also more than two teams could share
+    world = VirtualWorld(17)  # more than two teams could use, too
     with pytest.raises(UsageError, match="at most 8 ranks"):
         tiny_run.make_session(run, world)
     assert LaunchInfo().size == 1

@@ -20,7 +20,7 @@ from paragan.train.session import build_session
 
 
 def two_kimg(world):
-    """What model.safetensors holds after 2 kimg of `paragan train digits`."""
+    """Return the tensors of model.safetensors after 2 kimg of `paragan train digits`."""
     run = dataclasses.replace(get_recipe("digits"), kimg=2.0)
     images = load_data("digits", resolution=8)
     s = build_session(run, world, images, build_networks(run, make_spec(run.data, images), world.device))
@@ -32,7 +32,7 @@ def two_kimg(world):
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_n_ranks_equal_one(pool, ranks):
-    """To rounding, which Adam's first steps (plus or minus the whole rate, whatever the gradient) amplify."""
+    """Equal up to rounding, which Adam's first steps amplify: they have the full learning rate, for any gradient."""
     one = two_kimg(tiny_run.World.solo())
     for several in pool(ranks, two_kimg):
         assert tiny_run.relative_distance(several, one, "") < 5e-3
@@ -40,7 +40,7 @@ def test_n_ranks_equal_one(pool, ranks):
 
 
 class Double(nn.Module):
-    """A network computed in float64, where rounding is not worth a word."""
+    """A network computed in float64, where rounding is negligible."""
 
     def __init__(self, net):
         super().__init__()
@@ -52,7 +52,7 @@ class Double(nn.Module):
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_in_float64_n_ranks_equal_one(pool, ranks):
-    """The same 2 kimg: what differs in float32 is rounding and nothing else."""
+    """With 2 kimg in float64, to show that the differences in float32 are rounding."""
 
     def job(world):
         run = dataclasses.replace(get_recipe("digits"), kimg=2.0)

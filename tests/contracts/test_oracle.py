@@ -69,7 +69,7 @@ D_LOSSES = {
 
 
 def plain_loop(run, rounds):
-    """What a person would write for one process: two networks, two optimizers, no paragan but its data and latents."""
+    """Train in plain PyTorch: two networks and two optimizers; only data and latents come from paragan."""
     s = tiny_run.make_session(run)  # for its lanes only
     pair = nets(run)
     g, d = pair.g, pair.d
@@ -80,8 +80,9 @@ def plain_loop(run, rounds):
     average = copy.deepcopy(g)
 
     def fakes(batch, turn, momentum):
-        g.norm.momentum = momentum  # running statistics follow G's own turns
-        z, y = batch.rng.normal(f"latent/{turn}", 8), batch.rng.choice(f"label/{turn}", s.game.labels)
+        g.norm.momentum = momentum  # running statistics follow only G's turns
+        z = batch.rng.normal(f"latent/{turn}", 8)
+        y = batch.rng.choice(f"label/{turn}", s.game.labels)
         return g(z, y), y
 
     def d_loss(batch):
@@ -170,9 +171,9 @@ def test_one_rank_equals_a_plain_loop(settings, fused):
 
 
 def compare(a, b, name, fused):
-    if "running" in name:  # torch's kernel keeps the moments in float64 until it applies them, we cannot
+    if "running" in name:  # torch's kernel accumulates moments in float64, which is not possible here
         torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-7, msg=name)
-    elif fused:  # torch's fused kernel rounds a whole vector's ends otherwise than many small tensors'
+    elif fused:  # torch's fused kernel rounds the ends of one long vector differently than those of many small tensors
         torch.testing.assert_close(a, b, rtol=0, atol=1e-6, msg=name)
     else:
         assert torch.equal(a, b), f"{name}: {(a - b).abs().max()}"
@@ -184,7 +185,7 @@ def mlp(*sizes):
 
 
 class Unconditional(nn.Module):
-    """An MLP that takes no label. shape: of what it gives."""
+    """An MLP that ignores the label. shape: of its output."""
 
     def __init__(self, shape, *sizes):
         super().__init__()
@@ -196,14 +197,15 @@ class Unconditional(nn.Module):
 
 
 def w_cgan(label, reals, latents, run, rounds):
-    """Parallel W-CGAN as its paper writes it, for one label: what a process of its own would do."""
+    """Train one label of parallel W-CGAN as in its paper, in one process."""
     g, d = two_nets(run.seed + label)
     adam = lambda net: torch.optim.Adam(net.parameters(), 2e-3, (0.5, 0.9), foreach=False, fused=False)  # noqa: E731
     g_up, d_up = adam(g), adam(d)
     for _ in range(rounds):
         for _ in range(run.d_steps):
             d_up.zero_grad()
-            x, z = next(reals), latents("D")
+            x = next(reals)
+            z = latents("D")
             (d(g(z).detach()) - d(x)).mean().backward()
             d_up.step()
             for p in d.parameters():
@@ -220,7 +222,7 @@ def two_nets(seed):
 
 
 def test_per_label_run_equals_one_plain_loop_per_label():
-    """Every label sees its own images alone, and nobody else's anything."""
+    """Every label is trained on its images only, independently of the other labels."""
     settings = ("objective.loss=wasserstein", "objective.clip=0.01", "d_steps=3", "strategy=per-label", "kimg=4")
     adam = [f"{side}.optimizer.fused=false" for side in "gd"]
     images = tiny_run.make_dataset()

@@ -1,4 +1,4 @@
-"""Recorded passes: what is replayed is what would have been played. Recording on CUDA needs a GPU (test_gpu)."""
+"""Captured passes equal eager ones. Capturing on CUDA needs a GPU (test_gpu)."""
 
 from __future__ import annotations
 
@@ -37,17 +37,18 @@ STATEFUL = {
 
 
 def rerun(action):
-    """Where there is no CUDA: does it again, reading the same tensors, as a graph does."""
+    """Stand in for a CUDA graph: run the action again, on the same tensors."""
     return action
 
 
-def listed(action):
-    """On a CPU: the operations of a pass, one after the other, before they are compiled."""
+def run_operations(action):
+    """Stand in for the compiler: run the traced operations of a pass one by one."""
     return compile_pass(action, "eager")
 
 
-def played(run, recorder, rounds=8):
-    images, world = tiny_run.make_dataset(), World.solo()
+def play_and_log(run, recorder, rounds=8):
+    images = tiny_run.make_dataset()
+    world = World.solo()
     run = resolve(run, images)
     s = build_session(run, world, images, build_networks(run, make_spec(run.data, images), world.device))
     s = rebind_to_world(run, world, images, dataclasses.replace(s.game, make_recorder=recorder), s.clock)
@@ -59,13 +60,14 @@ def played(run, recorder, rounds=8):
 
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 def test_captured_rounds_equal_eager_rounds(settings):
-    run, recorders = tiny_run.make_run(*settings), []
+    run = tiny_run.make_run(*settings)
+    recorders = []
 
     def recorder():
         recorders.append(GraphRecorder(run.objective.penalties_due, capture=rerun))
         return recorders[-1]
 
-    (a, losses_a), (b, losses_b) = played(run, lambda: None), played(run, recorder)
+    (a, losses_a), (b, losses_b) = play_and_log(run, lambda: None), play_and_log(run, recorder)
     assert tiny_run.is_equal(a, b)
     assert losses_a == losses_b
     assert any(captured.replay for recorder in recorders for captured in recorder.captured_passes.values())
@@ -75,8 +77,11 @@ def test_captured_rounds_equal_eager_rounds(settings):
 def test_traced_pass_equals_eager_bit_for_bit(settings):
     run = tiny_run.make_run(*settings)
     (a, losses_a), (b, losses_b) = (
-        played(run, recorder, 5)
-        for recorder in (lambda: None, lambda: GraphRecorder(run.objective.penalties_due, listed, warmup_passes=0))
+        play_and_log(run, recorder, 5)
+        for recorder in (
+            lambda: None,
+            lambda: GraphRecorder(run.objective.penalties_due, run_operations, warmup_passes=0),
+        )
     )
     assert tiny_run.is_equal(a, b)
     assert losses_a == losses_b
@@ -148,10 +153,11 @@ def test_embedding_gradients_equal_torchs(rows, about):
 
 
 def test_data_dependent_pass_is_rejected():
-    x, line = torch.ones(3), r"could not be traced .*--device.capture_passes=false"
+    x = torch.ones(3)
+    line = r"could not be traced .*--device.capture_passes=false"
     with pytest.raises(RunError, match=line):
         compile_pass(lambda: [x * 2 if (x * 1).sum() > 1 else x])
-    one = torch.ones(())  # of which torch would keep the number it has now
+    one = torch.ones(())  # torch would trace its current value as a constant
     for compute in (lambda: x * one.item(), lambda: x * float(one * 1), lambda: x * 2 if one * 1 < 3 else x):
         with pytest.raises(RunError, match=line):
             compile_pass(lambda compute=compute: [compute()])
@@ -162,7 +168,8 @@ def test_data_dependent_pass_is_rejected():
 
 
 def test_capture_time_is_excluded_from_speed():
-    run, images = tiny_run.make_run(), tiny_run.make_dataset()
+    run = tiny_run.make_run()
+    images = tiny_run.make_dataset()
 
     def slow(action):
         time.sleep(0.5)
@@ -181,7 +188,8 @@ def test_capture_time_is_excluded_from_speed():
 
 
 def test_staged_random_numbers_belong_to_their_position():
-    staged, later = StagedRng(0, 0, (0, 1), 4), LaneRng(0, 64, (0, 1), 4)
+    staged = StagedRng(0, 0, (0, 1), 4)
+    later = LaneRng(0, 64, (0, 1), 4)
     small = dataclasses.replace(staged, per_lane=2)
     first = staged.normal("z", 3), small.normal("z", 3)
     assert torch.equal(first[0], LaneRng(0, 0, (0, 1), 4).normal("z", 3))

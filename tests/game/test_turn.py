@@ -14,7 +14,7 @@ from paragan.nets.lane_batch_norm import convert_batch_norm
 
 
 class Repeated(nn.Module):
-    """Goes forward once more in backward, to save memory."""
+    """Recomputes its forward pass in backward, to save memory."""
 
     def __init__(self, repeats: bool):
         super().__init__()
@@ -36,7 +36,7 @@ def test_recomputed_forward_is_counted_once():
         batches = [Batch(torch.randn(8, 3), None, LaneRng(0, 0, lanes, 4)) for lanes in ((0, 1), (2, 3))]
         before = player.moments
         play_turns((turn,), batches, 0, 16, 16)
-        assert not before.any()  # settled
+        assert not before.any()  # applied
         assert len(reductions) == 1
         return reductions[0], net.body[1].running_mean
 
@@ -46,7 +46,7 @@ def test_recomputed_forward_is_counted_once():
 
 
 class Diary:
-    """Says when it begins, when its player's turn does, and when it ends."""
+    """Records when it starts, when its player's turn starts, and when it ends."""
 
     def __init__(self, name, lines):
         self.name, self.lines = name, lines
@@ -73,7 +73,7 @@ BATCHES = [Batch(torch.ones(4, 3), None, LaneRng(0, 0, (0,), 4))]
 
 
 def test_exchanges_start_with_the_round():
-    """G's parameters are known before D's turn: they travel during it. D's are known again when it has moved."""
+    """G's parameters are sent during D's turn. D's are sent again after each of its steps."""
     lines = []
     turn_groups = table_of_two(lines, d_steps=2)
     start_exchanges(turn_groups, 7)
@@ -94,7 +94,7 @@ def test_exchanges_of_a_failed_round_are_dropped():
     lines = []
     turn_groups = table_of_two(lines, d_steps=1)
     start_exchanges(turn_groups, 0)
-    play_turns(turn_groups[0], BATCHES, 0, 16, 16)  # and G's turn is never played
+    play_turns(turn_groups[0], BATCHES, 0, 16, 16)  # G's turn is not played
     start_exchanges(turn_groups, 1)
     for group in turn_groups:
         play_turns(group, BATCHES, 1, 16, 16)

@@ -1,4 +1,4 @@
-"""Bounds of D: refused where something else bounds it, or nothing can, and then with what would work."""
+"""Weight clipping of D is rejected together with other bounds, and the error names what works."""
 
 from __future__ import annotations
 
@@ -58,13 +58,14 @@ def test_gp_rejects_a_discriminator_that_mixes_images(tmp_path):
 
 @pytest.mark.parametrize("form", [spectral_norm, nn.utils.spectral_norm], ids=["parametrization", "hook"])
 def test_spectral_norm_in_a_user_discriminator_is_detected(form):
-    images, world = tiny_run.make_dataset(), World.solo()
+    images = tiny_run.make_dataset()
+    world = World.solo()
     run = resolve(tiny_run.make_run("objective.clip=0.01", "nets.spectral=false"), images)
     pair = build_networks(run, make_spec(run.data, images), world.device)
     networks = Networks(pair.g, nn.Sequential(nn.Flatten(), nn.Sequential(form(nn.Linear(64, 1)))), pair.latent)
     with pytest.raises(UsageError, match=r"objective\.clip=0\.01: clips weights that spectral norm rescales"):
         build_session(run, world, images, networks)
-    build_session(run, world, images, Networks(form(nn.Linear(8, 64)), pair.d, pair.latent))  # G may have it
+    build_session(run, world, images, Networks(form(nn.Linear(8, 64)), pair.d, pair.latent))  # allowed for G
 
 
 @pytest.mark.parametrize("value", ["-0.01", ".inf", "much"])

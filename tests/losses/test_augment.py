@@ -1,4 +1,4 @@
-"""What is done to images before D sees them."""
+"""Augmentation of images before D."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_images_are_augmented_with_probability_p(p):
 
 
 def make_sampler(uniform, normal=(), p=1.0):
-    """For one image: these numbers, then such that spare it."""
+    """Make the sampler of one image with these numbers; the remaining ones have no effect."""
     row = [*uniform, *[2.0] * (NUM_UNIFORMS - len(uniform))]
     return AdaSampler(
         torch.tensor([row]), torch.tensor([[*normal, *[0.0] * (NUM_NORMALS - len(normal))]]), torch.tensor(p)
@@ -119,7 +119,7 @@ def test_blits_copy_pixels():
 
 
 def test_stretching_and_rotation_preserve_area():
-    """Of all maps drawn without scale: the product of their stretches is 1."""
+    """The determinant of all maps without isotropic scaling is 1."""
     draw = LaneRng(0, 0, (0,), 500)
     spared = torch.tensor([0.0, 1, 1, 1, 1, 1, 1, 1])
     sampler = AdaSampler(draw.uniform("u", NUM_UNIFORMS), draw.normal("n", NUM_NORMALS) * spared, torch.tensor(1.0))
@@ -161,7 +161,9 @@ class LinearD(torch.nn.Module):
 
 @KINDS
 def test_d_gets_only_augmented_images_in_both_turns(augment):
-    d, real, fake = LinearD(), Batch(images(), None, DRAW), Batch(images() / 2, None, DRAW)
+    d = LinearD()
+    real = Batch(images(), None, DRAW)
+    fake = Batch(images() / 2, None, DRAW)
     objective = Adversarial("nonsaturating", r1=1.0, gp=1.0, augment=augment)
     attach_state(objective.make_state(12), d)
     if isinstance(augment, ADA):
@@ -178,7 +180,9 @@ def test_d_gets_only_augmented_images_in_both_turns(augment):
 
 
 def test_relativistic_augments_reals_in_the_turn_of_g_too():
-    d, real, fake = LinearD(), Batch(images(), None, DRAW), Batch(images() / 2, None, DRAW)
+    d = LinearD()
+    real = Batch(images(), None, DRAW)
+    fake = Batch(images() / 2, None, DRAW)
     objective = Adversarial("relativistic", augment=DiffAugment())
     loss = objective.generator(d, fake, real, 0)
     on_fake, on_real = (d.layer(x.flatten(1)).squeeze(1) for x in d.inputs)

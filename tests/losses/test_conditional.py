@@ -1,4 +1,4 @@
-"""What D learns of labels, against loops over images."""
+"""Class losses of D and G, compared with loops over images."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from paragan.core.types import Batch, DiscriminatorOutput, run_discriminator
 from paragan.losses.adversarial import Adversarial
 from paragan.losses.class_losses import classification_loss, contrastive_loss
 
-LANES, N = (0, 1, 2), 5  # images of each
+LANES = (0, 1, 2)
+N = 5  # images of each
 Y = torch.tensor([0, 1, 0, 0, 2, 1, 1, 0, 2, 2, 0, 0, 0, 0, 0])
 
 
@@ -28,7 +29,7 @@ def random_output(requires_grad=False):
 
 
 def naive_2c(x, proxies, y, t):
-    """Eq. 8 of Kang & Park 2020 for the images of one lane, one after the other."""
+    """Compute eq. 8 of Kang & Park 2020 for the images of one lane, one by one."""
     total = 0.0
     for i in range(len(x)):
         to_proxy = math.exp(float(x[i] @ proxies[i]) / t)
@@ -76,7 +77,7 @@ def batch(seed):
 
 
 def two_headed_d(x, y):
-    """A D with both heads."""
+    """Return a discriminator with both heads."""
     flat = x.flatten(1)
     return DiscriminatorOutput(
         flat.mean(1), flat[:, :3], normalize(flat[:, :6], dim=1), normalize(flat.detach()[:, 6:12], dim=1)
@@ -85,7 +86,9 @@ def two_headed_d(x, y):
 
 @pytest.mark.parametrize("name", ["classifier", "contrastive"])
 def test_class_losses_of_d_and_g(name):
-    real, fake, plain = batch(1), batch(2), Adversarial()
+    real = batch(1)
+    fake = batch(2)
+    plain = Adversarial()
     objective = Adversarial(**{name: 0.5})
     of = {
         "classifier": lambda b: classification_loss(two_headed_d(b.images, Y), Y),

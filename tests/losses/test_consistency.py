@@ -1,4 +1,4 @@
-"""What D should say the same of."""
+"""Consistency regularization of D."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def critic():
 
 
 def naive(image, flip, down, right):
-    """[H, W] pixel by pixel; outside of the image is its reflection."""
+    """Flip and shift an image [H, W] pixel by pixel, with reflection padding."""
     height, width = image.shape
     image = image.flip(1) if flip else image
     mirrored = lambda at, size: 2 * (size - 1) - abs(at) if abs(at) >= size else abs(at)  # noqa: E731
@@ -49,7 +49,9 @@ def difference(objective, d, real, fake):
 
 
 def test_cr_uses_reals_and_bcr_also_fakes():
-    d, real, fake = critic(), batch(1), batch(2)
+    d = critic()
+    real = batch(1)
+    fake = batch(2)
 
     def gap(b, which):
         augmented = random_flip_and_shift(b.images, DRAW, f"consistency/{which}")
@@ -61,7 +63,9 @@ def test_cr_uses_reals_and_bcr_also_fakes():
 
 
 def test_zcr_of_d_and_of_g_have_opposite_signs():
-    d, real, fake = critic(), batch(1), batch(2, with_perturbed=True)
+    d = critic()
+    real = batch(1)
+    fake = batch(2, with_perturbed=True)
     objective = Adversarial(zcr=5.0, zcr_g=0.5)
     gap = (d(fake.images, None) - d(fake.perturbed, None)).square().mean()
     torch.testing.assert_close(difference(objective, d, real, fake), 5 * gap)
@@ -70,7 +74,9 @@ def test_zcr_of_d_and_of_g_have_opposite_signs():
 
 
 def test_perturbed_fakes_get_the_same_augmentation():
-    d, real, fake = critic(), batch(1), batch(2)
+    d = critic()
+    real = batch(1)
+    fake = batch(2)
     fake = Batch(fake.images, None, DRAW, perturbed=fake.images.clone())
     loss = Adversarial(zcr=5.0, augment={"name": "diffaugment"}).discriminator(d, real, fake, 0)
     assert loss.parts["D/zcr"] == 0

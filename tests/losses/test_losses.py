@@ -1,4 +1,4 @@
-"""Losses against their formulas, penalties against finite differences."""
+"""Losses compared with their formulas, penalties with finite differences."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_losses_equal_their_formulas():
 
 
 def numeric_gradients(d, x, eps=1e-6):
-    """[N, 9] gradients by central differences."""
+    """Return gradients [N, 9] by central differences."""
     out = torch.zeros(len(x), 9, dtype=x.dtype)
     for i in range(9):
         step = torch.zeros(9, dtype=x.dtype)
@@ -53,14 +53,17 @@ def numeric_gradients(d, x, eps=1e-6):
 
 
 def test_r1_is_the_squared_gradient_norm_on_reals():
-    d, real = critic(), batch(1)
+    d = critic()
+    real = batch(1)
     expected = numeric_gradients(d, real.images).square().sum(1).mean()
     images = real.images.clone().requires_grad_(True)
     torch.testing.assert_close(grad_norm_squared(d(images, None), images).double(), expected, rtol=1e-5, atol=0)
 
 
 def test_gradient_penalty_interpolates_reals_and_fakes():
-    d, real, fake = critic(), batch(1), batch(2)
+    d = critic()
+    real = batch(1)
+    fake = batch(2)
     alpha = real.rng.uniform("gradient penalty", 1, 1, 1).double()
     between = real.images + alpha * (fake.images - real.images)
     expected = (numeric_gradients(d, between).norm(dim=1) - 1).square().mean()
@@ -68,7 +71,9 @@ def test_gradient_penalty_interpolates_reals_and_fakes():
 
 
 def test_lazy_r1_has_the_same_weight():
-    d, real, fake = critic(), batch(1), batch(2)
+    d = critic()
+    real = batch(1)
+    fake = batch(2)
     plain = Adversarial("wasserstein").discriminator(d, real, fake, 0).total
     every = [Adversarial("wasserstein", r1=3).discriminator(d, real, fake, s).total - plain for s in range(4)]
     seldom = Adversarial("wasserstein", r1=3, r1_every=4)
@@ -79,8 +84,9 @@ def test_lazy_r1_has_the_same_weight():
 
 @pytest.mark.parametrize("loss", GAN_LOSSES)
 def test_losses_of_the_players_have_opposite_gradients(loss):
-    """A step of each player moves the fake logits its own way."""
-    objective, real = Adversarial(loss), batch(1)
+    """A step of each player moves the fake logits in the opposite direction."""
+    objective = Adversarial(loss)
+    real = batch(1)
     shift = torch.zeros((), dtype=torch.float64, requires_grad=True)
     d = lambda x, y: x.flatten(1).mean(1) + 0.5 + shift  # noqa: E731
     fake = Batch(batch(2).images, None, real.rng)

@@ -1,4 +1,4 @@
-"""Any number of ranks plays the same objective, whatever is in it."""
+"""Any number of ranks computes the same objective, with all of its terms."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_n_ranks_equal_one(pool, settings, ranks):
 
 
 class TwoHeadedD(nn.Module):
-    """A D with both heads."""
+    """A discriminator with both heads."""
 
     def __init__(self):
         super().__init__()

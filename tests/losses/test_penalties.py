@@ -1,4 +1,4 @@
-"""What is added to D's loss for slopes and logits, and to a player's for its weights."""
+"""Penalties on gradients and logits of D, and on the weights of both players."""
 
 from __future__ import annotations
 
@@ -32,7 +32,9 @@ class Critic(nn.Module):
 
 @pytest.mark.parametrize("name", ["r1", "r2", "gp"])
 def test_weight_gradients_match_finite_differences(name):
-    d, real, fake = Critic(), batch(1), batch(2)
+    d = Critic()
+    real = batch(1)
+    fake = batch(2)
     objective, plain = Adversarial(**{name: 7.0}), Adversarial()
 
     def adds():
@@ -55,14 +57,18 @@ def test_weight_gradients_match_finite_differences(name):
 
 
 def test_r2_is_r1_on_fakes():
-    d, real, fake = Critic(), batch(1), batch(2)
+    d = Critic()
+    real = batch(1)
+    fake = batch(2)
     one = Adversarial("wasserstein", r1=3.0).discriminator(d, fake, real, 0)
     other = Adversarial("wasserstein", r2=3.0).discriminator(d, real, fake, 0)
     torch.testing.assert_close(one.parts["D/r1"], other.parts["D/r2"])
 
 
 def test_r1_and_r2_have_separate_intervals():
-    d, real, fake = Critic(), batch(1), batch(2)
+    d = Critic()
+    real = batch(1)
+    fake = batch(2)
     objective = Adversarial(r1=1.0, r1_every=2, r2=1.0, r2_every=3)
     parts_per_step = [objective.discriminator(d, real, fake, step).parts.keys() for step in range(6)]
     assert [("D/r1" in parts, "D/r2" in parts) for parts in parts_per_step] == [
@@ -93,7 +99,9 @@ def test_lecam_pulls_logits_towards_the_mean_of_the_other_side():
 
 
 def test_lecam_starts_after_the_first_step():
-    d, real, fake = Critic(), batch(1), batch(2)
+    d = Critic()
+    real = batch(1)
+    fake = batch(2)
     objective = Adversarial(lecam=0.3)
     plain = Adversarial().discriminator(d, real, fake, 0).total
     attach_state(objective.make_state(6), d)

@@ -1,4 +1,4 @@
-"""What an objective remembers goes where D goes, and is the same on any number of ranks."""
+"""The running state of an objective follows D, and is equal on any number of ranks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from paragan.train.build import build_networks
 from paragan.train.loop import play_round
 
 BOTH = ("objective.augment=ada", "objective.augment.kimg=0.1", "objective.lecam=0.3", "nets.batch_norm=true")
-GROWING = "objective.augment.target=-0.9"  # whatever D makes of reals
+GROWING = "objective.augment.target=-0.9"  # p grows for any output of D
 P = f"D/{STATE_NAME}.augment_probability.p"
 
 
@@ -65,13 +65,12 @@ def test_p_goes_from_0_to_1_in_kimg():
     probability = objective.make_state(16).augment_probability
     for _ in range(int(0.8 * 1000 / 16)):
         update_once(probability, torch.ones(16))
-    assert probability.p.item() == pytest.approx(
-        0.96
-    )  # 50 steps: twelve times four, and two that are not looked at yet
+    assert probability.p.item() == pytest.approx(0.96)  # 50 steps: 12 updates of four steps, and two steps pending
 
 
 def test_lecam_ema_starts_as_a_mean():
-    ema, decay = LeCamEMA(0.9), 0.9
+    ema = LeCamEMA(0.9)
+    decay = 0.9
     ema.tracking = True
     expected = None
     for step in range(1, 40):
@@ -114,7 +113,8 @@ def test_a_run_uses_and_logs_the_state():
     s = tiny_run.make_session(tiny_run.make_run(*BOTH))
     for _ in range(12):
         play_round(s)
-    state, line = state_of(s.game.d.net), s.stats.tick(192, 12)
+    state = state_of(s.game.d.net)
+    line = s.stats.tick(192, 12)
     assert state.augment_probability.p > 0
     assert 0 < line["Loss/D/augment_p"] < state.augment_probability.p
     assert line["Loss/D/lecam"] > 0
@@ -134,7 +134,8 @@ def test_state_of_n_ranks_equals_that_of_one(pool, ranks):
 
 
 def test_resuming_after_six_rounds_equals_twelve(tmp_path):
-    run, world = tiny_run.make_run(*BOTH), World.solo()
+    run = tiny_run.make_run(*BOTH)
+    world = World.solo()
     saved, _ = tiny_run.save_after(run, 6, world, tmp_path)
     s = tiny_run.make_session(run, world, saved)
     for _ in range(6):
@@ -219,7 +220,7 @@ class UserG(torch.nn.Module):
 
 
 class UserD(torch.nn.Module):
-    """It says classes too, and its logits are those of two patches."""
+    """Also returns class logits; its logits are those of two patches."""
 
     def __init__(self, classes=10):
         super().__init__()

@@ -27,7 +27,7 @@ both = pytest.mark.parametrize("objective", [PENALISED, CLIPPED], ids=["penalise
 
 
 def cloud(at: float, step: int, stream: str, n: int = 256) -> Batch:
-    """[n, 2] points around at * DIRECTION, in no order of their own."""
+    """Draw points [n, 2] around at * DIRECTION."""
     draw = LaneRng(seed=0, position=step, lanes=(0,), per_lane=n)
     return Batch(draw.normal(stream, 2) * 0.5 + at * DIRECTION, None, draw)
 
@@ -39,11 +39,11 @@ def step_of(player: Player, loss, reals: Batch, step: int) -> None:
 
 
 def critic(objective: Adversarial, real: float, fake: float, steps: int = 300) -> nn.Module:
-    """[n, 2] -> [n], trained to tell points around `real` from those around `fake`."""
+    """Train a critic [n, 2] -> [n] to separate points around `real` from those around `fake`."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(2, 32), nn.Softplus(), nn.Linear(32, 32), nn.Softplus(), nn.Linear(32, 1))
-    optimizer, fall = Adam(lr=1e-2, betas=(0.5, 0.9)), lambda step: 1 - step / steps
-    d = Player("D", net, optimizer.build, lr_factor=fall, weight_clip=objective.clip or None)
+    optimizer = Adam(lr=1e-2, betas=(0.5, 0.9))
+    d = Player("D", net, optimizer.build, lr_factor=lambda step: 1 - step / steps, weight_clip=objective.clip or None)
     for step in range(steps):
         loss = lambda reals, step: objective.discriminator(  # noqa: E731
             lambda x, y: net(x).squeeze(1), reals, cloud(fake, step, "fake"), step
@@ -54,13 +54,13 @@ def critic(objective: Adversarial, real: float, fake: float, steps: int = 300) -
 
 @torch.no_grad()
 def gap(net: nn.Module, real: float, fake: float) -> float:
-    """mean D(real) - mean D(fake), on points that were not trained on."""
+    """Return mean D(real) - mean D(fake) on held-out points."""
     means = [net(cloud(at, 1 << 20, stream, 50_000).images).mean() for at, stream in ((real, "real"), (fake, "fake"))]
     return float(means[0] - means[1])
 
 
 def steepest(net: nn.Module, real: float, fake: float) -> float:
-    """The largest slope of D between the two."""
+    """Return the largest gradient norm of D between the two."""
     x = torch.cat([cloud(at, 1 << 20, "slope", 5000).images for at in (real, (real + fake) / 2, fake)])
     x.requires_grad_(True)
     (slope,) = torch.autograd.grad(net(x).sum(), x)
@@ -69,15 +69,17 @@ def steepest(net: nn.Module, real: float, fake: float) -> float:
 
 @pytest.mark.parametrize(("real", "fake"), [(1.0, 0.0), (0.0, 1.0), (2.0, 0.0)])
 def test_penalised_critic_measures_the_distance(real, fake):
-    """A straight critic of slope K loses lambda (K - 1)^2 and gains K m: K = 1 + m / (2 lambda)."""
-    net, m = critic(PENALISED, real, fake), abs(real - fake)
+    """A linear critic of slope K pays lambda (K - 1)^2 and gains K m: K = 1 + m / (2 lambda)."""
+    net = critic(PENALISED, real, fake)
+    m = abs(real - fake)
     assert gap(net, real, fake) == pytest.approx(m * (1 + m / (2 * LAMBDA)), rel=0.02)
 
 
 def test_clipped_critic_measures_a_multiple_of_the_distance():
     gaps = []
     for real, fake in ((1.0, 0.0), (0.0, 1.0), (2.0, 0.0)):
-        net, m = critic(CLIPPED, real, fake), abs(real - fake)
+        net = critic(CLIPPED, real, fake)
+        m = abs(real - fake)
         gaps.append(gap(net, real, fake))
         assert gaps[-1] / steepest(net, real, fake) == pytest.approx(m, rel=0.03)
         assert all(p.abs().max() <= CLIPPED.clip for p in net.parameters())
@@ -87,7 +89,7 @@ def test_clipped_critic_measures_a_multiple_of_the_distance():
 @both
 @pytest.mark.parametrize(("real", "fake"), [(1.0, 0.0), (0.0, 1.0)])
 def test_step_of_g_moves_fakes_towards_the_reals(objective, real, fake):
-    """G only shifts its points. By plain descent with a rate of r it moves them by r times the critic's slope."""
+    """G only shifts its points. Gradient descent with learning rate r moves them by r times the critic's slope."""
 
     class Shifted(nn.Module):
         def __init__(self):
@@ -97,7 +99,8 @@ def test_step_of_g_moves_fakes_towards_the_reals(objective, real, fake):
         def forward(self, x):
             return x + self.by
 
-    net, g = critic(objective, real, fake), Shifted()
+    net = critic(objective, real, fake)
+    g = Shifted()
     rate = 0.1 / steepest(net, real, fake)
     shift = Player("G", g, SGD(lr=rate).build)
     critical = lambda x, y: net(x).squeeze(1)  # noqa: E731

@@ -1,5 +1,7 @@
-"""Under torch.compile every network is one graph: where one breaks, its blocks are compiled one by one, until torch has
-seen too many and goes back to what is not compiled."""
+"""Every network is one graph under torch.compile.
+
+After a graph break torch would compile block by block, and run eagerly once it reaches its recompilation limit.
+"""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Heads and attention against ten lines of plain PyTorch."""
+"""Heads and attention compared with plain PyTorch."""
 
 import pytest
 import torch
@@ -16,7 +16,9 @@ LAYERS = LayerFactory(nn.init.xavier_uniform_)
 
 def test_projection_adds_the_product_with_the_class_vector():
     torch.manual_seed(0)
-    layer, features, y = make_head("projection", 5, 3, LAYERS), torch.randn(4, 5), torch.tensor([2, 0, 1, 2])
+    layer = make_head("projection", 5, 3, LAYERS)
+    features = torch.randn(4, 5)
+    y = torch.tensor([2, 0, 1, 2])
     assert isinstance(layer, ProjectionHead)
     expected = [
         layer.linear.weight[0] @ f + layer.linear.bias[0] + layer.embedding.weight[k] @ f for f, k in zip(features, y)
@@ -26,7 +28,8 @@ def test_projection_adds_the_product_with_the_class_vector():
 
 def test_classifier_returns_logits_and_class_logits():
     torch.manual_seed(0)
-    layer, features = make_head("classifier", 5, 3, LAYERS), torch.randn(4, 5)
+    layer = make_head("classifier", 5, 3, LAYERS)
+    features = torch.randn(4, 5)
     assert isinstance(layer, ClassifierHead)
     logits, classes, *others = layer(features, None)
     torch.testing.assert_close(logits, layer.linear(features)[:, 0])
@@ -37,7 +40,8 @@ def test_classifier_returns_logits_and_class_logits():
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_contrastive_embeddings_have_length_one(dtype):
     torch.manual_seed(0)
-    layer, y = make_head("contrastive", 5, 3, LAYERS, 7), torch.tensor([2, 0, 1, 2])
+    layer = make_head("contrastive", 5, 3, LAYERS, 7)
+    y = torch.tensor([2, 0, 1, 2])
     features = torch.randn(4, 5, dtype=dtype)
     assert isinstance(layer, ContrastiveHead)
     logits, classes, embedding, proxies = layer.to(dtype)(features, y)
@@ -57,7 +61,8 @@ def test_contrastive_embeddings_have_length_one(dtype):
 
 def test_attention_equals_the_sum_of_the_paper():
     torch.manual_seed(0)
-    layer, x = SelfAttention(16, LAYERS), torch.randn(2, 16, 4, 6)
+    layer = SelfAttention(16, LAYERS)
+    x = torch.randn(2, 16, 4, 6)
     assert torch.equal(layer(x), x)  # as it begins
     nn.init.constant_(layer.gamma, 0.5)
     theta, phi, g, o = (getattr(layer, name).weight[:, :, 0, 0] for name in ("theta", "phi", "g", "o"))
@@ -88,7 +93,8 @@ def test_attention_needs_eight_channels():
 
 
 def test_blocks_get_their_chunk_of_z_and_the_class():
-    shared, y = nn.Embedding(3, 2), torch.tensor([1, 2])
+    shared = nn.Embedding(3, 2)
+    y = torch.tensor([1, 2])
     z = torch.arange(24.0).view(2, 12)
     label = shared(y)
     first, chunks = SharedEmbedding("batch_norm", 12, 4, shared)(z, y)
@@ -106,7 +112,9 @@ def test_blocks_get_their_chunk_of_z_and_the_class():
 
 
 def test_label_map_is_one_more_channel():
-    layer, x, y = LabelMap(3), torch.randn(2, 3, 16, 16), torch.tensor([2, 0])
+    layer = LabelMap(3)
+    x = torch.randn(2, 3, 16, 16)
+    y = torch.tensor([2, 0])
     out = layer(x, y)
     assert torch.equal(out[:, :3], x)
     assert torch.equal(out[:, 3, ::2, ::2], layer.embedding(y).view(2, 8, 8))

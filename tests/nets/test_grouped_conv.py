@@ -1,4 +1,4 @@
-"""Grouped convolutions: torch's own to the bit, gradients too, and what is differentiated twice up to rounding."""
+"""Grouped convolutions and their gradients equal torch bit for bit, second derivatives up to rounding."""
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ def inputs(a, b, kernel, groups, bias, dtype):
 
 
 def gradients(conv, tensors, rest, twice):
-    """The output, then its gradients; `twice`: those of a penalty on its slope, as R1 has, through a leaky ReLU."""
+    """Return the output and its gradients; with `twice` those of a gradient penalty, as in R1, after a leaky ReLU."""
     y = conv(*tensors, *([None] * (3 - len(tensors))), *rest)
     if not twice:
         return y, *torch.autograd.grad(y.square().sum(), tensors)
@@ -84,9 +84,11 @@ def test_frozen_tensors_get_no_gradient(frozen):
 
 def test_autocast_equals_torch():
     torch.manual_seed(0)
-    layer, x = GroupedConv(8, 8, 3, padding=1, groups=2), torch.randn(2, 8, 4, 4, requires_grad=True)
+    layer = GroupedConv(8, 8, 3, padding=1, groups=2)
+    x = torch.randn(2, 8, 4, 4, requires_grad=True)
     with torch.autocast("cpu", torch.bfloat16):
-        result, expected = layer(x), torch.nn.Conv2d.forward(layer, x)
+        result = layer(x)
+        expected = torch.nn.Conv2d.forward(layer, x)
     assert result.dtype == torch.bfloat16
     assert torch.equal(result, expected)
     variables = (x, *layer.parameters())
@@ -95,7 +97,7 @@ def test_autocast_equals_torch():
 
 
 def test_groups_are_convolved_in_one_call():
-    """Torch's own would be, one after the other."""
+    """Torch would convolve group after group."""
 
     class Counted(TorchDispatchMode):
         convolutions = 0

@@ -1,4 +1,4 @@
-"""Lanes: groups equal slices, moments equal their mean, and torch's own layer when there is one group."""
+"""Lane batch norm: groups equal slices, moments equal their mean, and one group equals torch's layer."""
 
 import copy
 
@@ -28,7 +28,8 @@ KINDS = [
 
 def pair(lane, plain, lane_batch=None):
     torch.manual_seed(0)
-    norm, reference = lane(3), plain(3)
+    norm = lane(3)
+    reference = plain(3)
     with torch.no_grad():
         for parameter in reference.parameters():
             parameter.normal_()
@@ -42,7 +43,8 @@ def test_groups_equal_a_loop_over_slices(lane, plain, shape):
     norm, reference = pair(lane, plain, lane_batch=4)
     x, weight = torch.randn(shape) * 3 + 1, torch.randn(shape)
     a, b = x.clone().requires_grad_(), x.clone().requires_grad_()
-    out, expected = norm(a), torch.cat([reference(part) for part in b.split(4)])
+    out = norm(a)
+    expected = torch.cat([reference(part) for part in b.split(4)])
     (out * weight).sum().backward()
     (expected * weight).sum().backward()
     assert torch.equal(out, expected)
@@ -125,7 +127,8 @@ def test_momentum_none_is_the_cumulative_average():
 
 
 def test_moments_may_be_a_view_of_a_shared_vector():
-    norm, flat = LaneBatchNorm2d(3), torch.zeros(20)
+    norm = LaneBatchNorm2d(3)
+    flat = torch.zeros(20)
     norm.moments, norm.tracking = flat[4:11], True
     norm(torch.randn(6, 3, 2, 2))
     assert flat[10] == 1
@@ -213,7 +216,8 @@ def test_convert_preserves_objects_and_names_and_returns_the_unconverted():
     plain = [nn.BatchNorm1d(2), nn.BatchNorm2d(3), nn.BatchNorm3d(4), nn.SyncBatchNorm(5)]
     inner = nn.Sequential(CustomBatchNorm(3), nn.LazyBatchNorm2d(), nn.GroupNorm(1, 3), nn.BatchNorm2d(6))
     net = nn.Sequential(*plain, nn.InstanceNorm2d(3), inner, LaneBatchNorm2d(3))
-    tensors, keys = [*net.parameters(), *net.buffers()], list(net.state_dict())
+    tensors = [*net.parameters(), *net.buffers()]
+    keys = list(net.state_dict())
     assert convert_batch_norm(net) == ["5.0", "5.1"]
     kinds = [type(net[i]) for i in range(4)]
     assert kinds == [LaneBatchNorm1d, LaneBatchNorm2d, LaneBatchNorm3d, LaneBatchNorm]

@@ -1,4 +1,4 @@
-"""Layouts told where networks begin and end, and channels filled up: the same functions."""
+"""Memory formats and padded channels do not change what networks compute."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ def test_one_channel_gets_channels_last_strides(channels):
 
 
 def test_gradient_of_flattened_maps_has_the_memory_format():
-    flat, gradient_strides = FlattenCL(), []
+    flat = FlattenCL()
+    gradient_strides = []
     flat.memory_format = torch.channels_last
     x = torch.rand(2, 3, 4, 4).contiguous(memory_format=torch.channels_last).requires_grad_()
     h = x * 1
@@ -74,7 +75,7 @@ def test_networks_are_equal_in_both_formats_and_with_padded_channels(nets, chann
 
 
 def test_maps_of_a_grey_dcgan_are_channels_last_throughout():
-    """Also where strides of one channel could mean either: every convolution gets and gives them."""
+    """Also with one channel, whose strides are ambiguous: inputs and outputs of every convolution are channels_last."""
     net = DCGAN(width=8).discriminator(Spec(8, 1, 10))
     set_memory_format(net, torch.channels_last)
     layer_strides = []

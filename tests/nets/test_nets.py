@@ -1,4 +1,4 @@
-"""Backbones: shapes at every resolution, gradients everywhere, published sizes, exact rewrites."""
+"""Backbones: shapes at every resolution, gradients of all parameters, published sizes, exact rewrites."""
 
 import dataclasses
 import itertools
@@ -46,7 +46,7 @@ RESIDUAL = ("sngan", "sagan", "biggan", "biggan-deep", "contragan")
 
 
 def least(config):
-    """The lowest resolution that a family is for."""
+    """Return the lowest resolution that a family supports."""
     return 8 if config.name in ("dcgan", "sngan") else 32
 
 
@@ -55,19 +55,19 @@ def build(config, spec, seed=0):
     G, D = train_mode(config.generator(spec)), train_mode(config.discriminator(spec))
     for part in (*G.modules(), *D.modules()):
         if isinstance(part, SelfAttention):
-            nn.init.ones_(part.gamma)  # from its 0, attention would say nothing
+            nn.init.ones_(part.gamma)  # with gamma = 0 attention would have no effect
     return G, D
 
 
 def build_on_meta(config, spec):
-    """Without memory, and without spectral norm, which has no parameters and takes its time."""
+    """Build networks on the meta device, without spectral norm, which has no parameters and is slow."""
     with torch.device("meta"):
         config = dataclasses.replace(config, spectral=False)
         return config.generator(spec), config.discriminator(spec)
 
 
 def score(output):
-    """[N] of all that a discriminator says."""
+    """Reduce all outputs of a discriminator to [N]."""
     if isinstance(output, Tensor):
         return output
     total = output.logits
@@ -95,7 +95,7 @@ def batch(G, spec, n=4):
 def test_shapes_and_gradients(name, resolution, classes):
     spec = Spec(resolution, 3, classes)
     G, D = build(CONFIGS[name], spec)
-    z, y = batch(G, spec, 32)  # so many that no unit is idle for all
+    z, y = batch(G, spec, 32)  # enough images that every unit is active for one
     fake = G(z, y)
     assert G.latent == CONFIGS[name].latent
     assert fake.shape == (32, 3, resolution, resolution)
@@ -248,7 +248,7 @@ def test_spectral_norm_has_no_parameters():
 
 
 def test_biggan_at_1024_px():
-    """Eight octaves: every block's channels, and shapes all the way through, on no memory."""
+    """Check channels and shapes of every block on the meta device."""
     G, D = build_on_meta(BigGAN(latent=180), Spec(1024, 3, 10))
     rises = [(part.conv1.in_channels, part.conv1.out_channels) for part in blocks(G)]
     falls = [(part.conv1.in_channels, part.conv2.out_channels) for part in blocks(D)]
@@ -263,7 +263,7 @@ def test_biggan_at_1024_px():
 
 
 def blocks(net):
-    """Without what stands around those that attention follows."""
+    """Return the blocks without the wrapper that adds attention."""
     return [getattr(block, "block", block) for block in net.blocks]
 
 
@@ -277,7 +277,7 @@ def blocks(net):
     ids=lambda value: getattr(value, "name", None),
 )
 def test_savings_of_fused_resampling_and_checkpointing(config, products, memory):
-    """Billions of products an image, forward, and MiB kept for backward: G as published, G, D as published, D."""
+    """Compare 1e9 products per image and MiB saved for backward: G as published, G, D as published, D."""
     spec = Spec(128, 3, 1000)
     measured = [num_products(dataclasses.replace(config, fused_resampling=enabled), spec) for enabled in (False, True)]
     assert [x for pair in zip(*measured) for x in pair] == pytest.approx(products, rel=0.01)
@@ -288,7 +288,7 @@ def test_savings_of_fused_resampling_and_checkpointing(config, products, memory)
 
 
 def passes(config, spec, n):
-    """(network, its forward pass on n images) of both, on no memory."""
+    """Return both networks, each with its forward pass on n images, on the meta device."""
     G, D = build_on_meta(config, spec)
     with torch.device("meta"):
         z, y = torch.empty(n, G.latent), torch.zeros(n, dtype=torch.int64)
@@ -306,14 +306,14 @@ def num_products(config, spec):
 
 
 def saved_bytes_of_config(config, spec):
-    """What grows with the batch: kernels are held once."""
+    """Return the saved bytes that grow with the batch."""
     few, many = ([saved_bytes(net, forward) for net, forward in passes(config, spec, n)] for n in (2, 4))
     return [(more - less) / 2 / 2**20 for less, more in zip(few, many)]
 
 
 def saved_bytes(net, forward):
-    """Bytes that autograd keeps of a forward pass, parameters left out."""
-    storages = []  # held, so that none is freed and its place taken
+    """Return the bytes that autograd saves in a forward pass, without parameters."""
+    storages = []  # referenced, so that no address is used twice
     with saved_tensors_hooks(lambda x: storages.append(x.untyped_storage()) or x, lambda x: x):
         forward()
     sizes = {storage._cdata: storage.nbytes() for storage in storages}
@@ -323,7 +323,7 @@ def saved_bytes(net, forward):
 
 
 def test_dcgan_has_radfords_layers_at_64():
-    """The usual one (latent 100, width 64) has 3,576,704 and 2,765,568; its 4x4 ends are linear here."""
+    """The original (latent 100, width 64) has 3,576,704 and 2,765,568; its 4x4 convolutions are linear layers here."""
     G, D = build(DCGAN(latent=100, spectral=False, batch_norm=True), Spec(64, 3))
     assert count(G) == 3_576_704 + 3  # a bias at the image
     assert count(D) == 2_765_568 + 64 + 1  # biases of the first and of the last layer
@@ -334,7 +334,8 @@ def test_initial_weights():
     assert G.ups[1].weight.std().item() == pytest.approx(0.02, rel=0.02)
     assert G.norms[0].weight.mean().item() == pytest.approx(1, abs=0.01)
     G, _ = build(SNGAN(width=32), Spec(16, 3))
-    block, bound = G.blocks[0], (6 / (2 * 32 * 9)) ** 0.5
+    block = G.blocks[0]
+    bound = (6 / (2 * 32 * 9)) ** 0.5
     assert block.conv2.weight.abs().max().item() == pytest.approx(bound * 2**0.5, rel=0.01)
     assert block.shortcut.weight.abs().max().item() == pytest.approx((6 / 64) ** 0.5, rel=0.01)
     assert not block.conv1.bias.any()
@@ -343,7 +344,8 @@ def test_initial_weights():
 def test_fused_convolution_equals_the_two_operations():
     torch.manual_seed(0)
     x = torch.randn(2, 3, 6, 6, dtype=torch.float64)
-    up, down = UpConv(3, 4, 3, padding=1).double(), DownConv(3, 4, 3, padding=1).double()
+    up = UpConv(3, 4, 3, padding=1).double()
+    down = DownConv(3, 4, 3, padding=1).double()
     large = F.interpolate(x, scale_factor=2.0, mode="nearest")
     torch.testing.assert_close(up(x), F.conv2d(large, up.weight, up.bias, padding=1))
     torch.testing.assert_close(down(x), F.avg_pool2d(F.conv2d(x, down.weight, down.bias, padding=1), 2))
@@ -369,7 +371,7 @@ def test_fused_resampling_changes_no_output(name, classes):
 
 @pytest.mark.parametrize("name", RESIDUAL)
 def test_checkpointing_changes_only_memory(name):
-    """Gradients, moments and penalties are the same to the bit; less than half is kept between the passes."""
+    """Gradients, moments and penalties are equal bit for bit; less than half of the memory is saved between passes."""
     spec = Spec(32, 3, classes=3)
     results, saved_bytes = [], []
     for checkpointing in (False, True):
@@ -389,7 +391,7 @@ def test_checkpointing_changes_only_memory(name):
             fake = G(z, y)
             output = score(D(fake, y))
         for norm in norms:
-            norm.tracking = False  # as a player has it in backward
+            norm.tracking = False  # as in a player's backward
         output.square().sum().backward()
         x = fake.detach().requires_grad_()
         (slope,) = torch.autograd.grad(score(D(x, y)).sum(), x, create_graph=True)
@@ -404,8 +406,9 @@ def test_checkpointing_changes_only_memory(name):
 
 @pytest.mark.parametrize("name", RESIDUAL)
 def test_checkpointing_under_cached_parametrizations(name):
-    """As an objective calls D; the gradients of the calls are then divided before or after they are added."""
-    spec, results = Spec(32, 3, classes=3), []
+    """As objectives call D. Gradients of the calls are summed in another order, so rounding differs."""
+    spec = Spec(32, 3, classes=3)
+    results = []
     for checkpointing in (False, True):
         _, D = build(dataclasses.replace(CONFIGS[name], checkpointing=checkpointing), spec)
         D.double()

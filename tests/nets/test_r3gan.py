@@ -1,4 +1,4 @@
-"""R3GAN's networks: shapes at every resolution, gradients everywhere, resampling, and how they begin."""
+"""R3GAN's networks: shapes at every resolution, gradients of all parameters, resampling, and initial weights."""
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ def build(spec, config=SMALL):
 
 
 def randomize_last_layers(*nets):
-    """With the last layers of blocks away from 0, where they begin."""
+    """Make the last layers of blocks non-zero, which are initialized to 0."""
     for net in nets:
         for part in net.modules():
             if isinstance(part, R3GANBlock):

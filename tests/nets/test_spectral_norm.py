@@ -1,4 +1,4 @@
-"""Power iteration: once per step, never in a forward, and the same numbers as torch's own."""
+"""Power iteration runs once per step, never in a forward, and equals torch's."""
 
 import copy
 
@@ -36,7 +36,8 @@ def same(a, b):
 def test_equals_torch_with_one_forward_per_step(name):
     torch.manual_seed(0)
     torch_net = NETS[name]()
-    net_under_test, x = train_mode(copy.deepcopy(torch_net)), torch.randn(2, 3, 4, 4)
+    net_under_test = train_mode(copy.deepcopy(torch_net))
+    x = torch.randn(2, 3, 4, 4)
     for _ in range(4):
         power_iteration(net_under_test)
         step(net_under_test, x)
@@ -59,7 +60,8 @@ def test_batched_iteration_equals_torch_for_each_layer(monkeypatch, max_batched)
     monkeypatch.setattr("paragan.nets.spectral_norm.MAX_BATCHED_NUMBERS", {"cpu": max_batched})
     torch.manual_seed(0)
     torch_net = layers_of_equal_shapes().double()
-    net_under_test, x = train_mode(copy.deepcopy(torch_net)), torch.randn(2, 3, 4, 4, dtype=torch.float64)
+    net_under_test = train_mode(copy.deepcopy(torch_net))
+    x = torch.randn(2, 3, 4, 4, dtype=torch.float64)
     for _ in range(4):
         power_iteration(net_under_test)
         step(net_under_test, x)
@@ -98,7 +100,8 @@ def test_power_iteration_finds_the_largest_singular_value():
 @pytest.mark.parametrize("name", NETS)
 def test_save_and_load_continue_exactly(name):
     torch.manual_seed(0)
-    net, x = train_mode(NETS[name]()), torch.randn(2, 3, 4, 4)
+    net = train_mode(NETS[name]())
+    x = torch.randn(2, 3, 4, 4)
     other = train_mode(NETS[name]())
     for i in range(4):
         if i == 2:

@@ -22,9 +22,10 @@ POLICIES = [Adam(lr=0.1), Adam(lr=0.1, fused=False), SGD(lr=0.1, momentum=0.5), 
 @pytest.mark.parametrize("extrapolation", [1.0, 2.5])
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.name)
 def test_optimistic_step_extrapolates_by_the_last_update(policy, extrapolation):
-    """w <- w - u - ahead (u - u_before), with u what the optimizer would do alone at the same gradients."""
+    """w <- w - u - extrapolation (u - u_before), where u is the plain optimizer's step for the same gradients."""
     w, plain_w = start(), start()
-    wrapped, plain = optimistic(policy.build([w]), extrapolation), policy.build([plain_w])
+    wrapped = optimistic(policy.build([w]), extrapolation)
+    plain = policy.build([plain_w])
     before = torch.zeros(6)
     for step in range(5):
         origin = w.detach().clone()
@@ -91,7 +92,7 @@ def test_bilinear_game_converges_only_with_a_wrapper(wrapper):
 @pytest.mark.parametrize("lags", [(0, 0), (1, 0), (0, 1), (1, 1), (3, 0)])
 @pytest.mark.parametrize("extrapolation", [0.0, 1.0, 2.0, 3.0])
 def test_extrapolation_compensates_half_of_both_lags_and_half_a_round(lags, extrapolation):
-    """The bilinear game, each player against the other as it was: docs/async.md, "Looking ahead"."""
+    """Play the bilinear game with lags: docs/async.md, "Looking ahead"."""
     x, y = (torch.nn.Parameter(torch.ones(1, dtype=torch.float64)) for _ in range(2))
     optimizers = [SGD(lr=0.02).build([w]) for w in (x, y)]
     if extrapolation:

@@ -1,4 +1,4 @@
-"""Optimizers on the flat vector do what they do on the network's own parameters."""
+"""Optimizers on the flat vector equal those on the network's parameters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Policies: what a paper says of two players, under what the user says."""
+"""Policies set the optimizers of a paper; settings of the user override them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ PUBLISHED = {  # at the batch of the paper: (optimizer, rate, betas, eps) of G a
     "wcgan-gp": (64, ("adam", 1e-4, (0.0, 0.9), 1e-8), ("adam", 1e-4, (0.0, 0.9), 1e-8), 5, "constant", "auto"),
     "dcgan": (128, ("adam", 2e-4, (0.5, 0.999), 1e-8), ("adam", 2e-4, (0.5, 0.999), 1e-8), 1, "constant", "auto"),
 }
-ALSO = {  # what a policy sets besides: (loss, r1, gp, clip), of the networks
+ALSO = {  # other settings of a policy: (loss, r1, gp, clip), and of the networks
     "wcgan": (("wasserstein", 0, 0, 0.01), {"nets.spectral": False}),
     "wcgan-gp": (("wasserstein", 0, 10, 0), {"nets.spectral": False}),
     "dcgan": (("nonsaturating", 0, 0, 0), {"nets.spectral": False, "nets.batch_norm": True}),
@@ -141,7 +141,7 @@ def test_policy_replaces_only_g_d_and_d_steps():
     assert lines == []
 
 
-# What a policy sets besides -------------------------------------------------------------------------------
+# Other settings of a policy ---------------------------------------------------------------------------
 
 
 def objective(run):
@@ -217,7 +217,7 @@ def test_policy_from_python_sets_the_objective_but_no_networks(name):
     assert ("nets.batch_norm=true" in network_reason) == (name == "dcgan")
 
 
-# Rates that fall ------------------------------------------------------------------------------------------
+# Learning-rate schedules ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -269,7 +269,7 @@ def test_six_and_four_rounds_equal_ten_under_schedules(tmp_path):
     assert not tiny_run.is_equal(tiny_run.play_rounds(constant, 10), uninterrupted)
 
 
-# As a user asks for it ------------------------------------------------------------------------------------
+# From the command line and from Python ----------------------------------------------------------------
 
 
 def test_command_line_prints_the_policy_and_its_sources(tmp_path, monkeypatch):
@@ -302,10 +302,8 @@ def test_longer_run_without_a_schedule_prints_no_warning(tmp_path):
 
 @pytest.mark.parametrize("schedule", ["constant", "linear"])
 def test_rejoining_rank_must_have_the_same_end_under_a_schedule(tmp_path, schedule):
-    images, longer = (
-        tiny_run.make_dataset(),
-        tiny_run.make_run(f"g.schedule={schedule}", "kimg=2", "evaluation.metrics=[]"),
-    )
+    images = tiny_run.make_dataset()
+    longer = tiny_run.make_run(f"g.schedule={schedule}", "kimg=2", "evaluation.metrics=[]")
     folder = RunDir(tmp_path)
     folder.write_run_config(
         resolve(tiny_run.make_run(f"g.schedule={schedule}", "kimg=1", "evaluation.metrics=[]"), images)

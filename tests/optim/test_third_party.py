@@ -66,7 +66,7 @@ def test_unusable_optimizers_raise_with_the_reason(settings, words):
 
 
 def test_most_of_the_library_can_train_a_game():
-    """So that a new version of it that breaks many does not go unnoticed."""
+    """Detect a new version of the library that breaks many optimizers."""
     some = third_party.third_party_names()[::4]
     usable = []
     for name in some:
@@ -109,10 +109,11 @@ def test_lookahead_interpolates_every_k_steps():
 
 
 def positions(wrap, k, steps, alpha=0.5):
-    """Where weights go from 0 with a rate of 1 and a gradient of -1, with slow weights around a wrapper."""
+    """Return the weights from 0, with lr 1 and gradient -1, with Lookahead around a wrapper."""
     w = nn.Parameter(torch.zeros(1))
     record = make_optimizer(name="lookahead", inner={"name": "sgd", "lr": 1.0, "fused": False}, k=k, alpha=alpha)
-    optimizer, values = build_optimizer(record, [w], wrap), []
+    optimizer = build_optimizer(record, [w], wrap)
+    values = []
     for _ in range(steps):
         w.grad = -torch.ones(1)
         optimizer.step()
@@ -121,7 +122,7 @@ def positions(wrap, k, steps, alpha=0.5):
 
 
 def test_lookahead_wraps_the_optimizer_wrapper():
-    """Whole iterations count, and what is drawn back is where the optimistic step led."""
+    """Lookahead counts complete iterations, and interpolates from the extrapolated point."""
     assert positions(extragradient, 2, 8) == [1, 1, 2, 1, 2, 2, 3, 2]
     assert positions(optimistic, 3, 6) == [2, 3, 2, 3, 4, 3.5]
 
@@ -132,7 +133,7 @@ def test_learning_rate_is_set_on_the_inner_optimizer():
 
 
 def test_loading_a_state_replaces_the_former_one():
-    """A rank that comes back takes over another's state, also where that is as at the beginning."""
+    """A rank that rejoins loads another's state, also if that is the initial one."""
     record = make_optimizer(name="prodigy")
     fresh, stepped = (record.build([nn.Parameter(torch.ones(3))]) for _ in "ab")
     for _ in range(5):

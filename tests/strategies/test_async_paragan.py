@@ -1,4 +1,4 @@
-"""G and D against what the other was a moment ago: the emulation, in one process or on several ranks."""
+"""Training of G and D against earlier states of each other, emulated in one process or on several ranks."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ LAGS = {
 
 
 def plain_loop(run, rounds, fake_lags, critic_lags):
-    """All that ever was made or was D is kept; everybody moves from the same point."""
-    s = tiny_run.make_session(run)  # for its networks, lanes and optimizers; its strategy is not asked
+    """Train in plain PyTorch, keeping all fakes and critics; both players step from the same point."""
+    s = tiny_run.make_session(run)  # for its networks, lanes and optimizers; its strategy is not used
     g, d, labels = s.game.g, s.game.d, s.game.labels
     fakes, critics = [], []
 
@@ -115,7 +115,7 @@ def test_replay_policies_sample_the_expected_ages():
 
 
 def test_replayed_images_match_their_labels():
-    """An image and its label stay together; what is drawn is what G made."""
+    """Every sampled image is one of G's, with its label."""
     s = tiny_run.make_session(
         tiny_run.make_run("strategy=async", "strategy.replay_policy=uniform", "strategy.replay_policy.window=3")
     )
@@ -131,7 +131,7 @@ def test_replayed_images_match_their_labels():
 
 
 def test_checkpoint_restores_the_replay_buffer_on_any_number_of_ranks(pool, tmp_path):
-    """Three rounds on two ranks, then three on one, equal six on one; lags reach behind the checkpoint."""
+    """Three rounds on two ranks, then three on one, equal six on one; lags reach back beyond the checkpoint."""
     run = tiny_run.make_run(
         *lag_settings((3, 1), (2,)), "strategy.replay_policy=replay", "strategy.replay_policy.fraction=0.9", lanes=4
     )

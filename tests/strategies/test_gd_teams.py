@@ -1,4 +1,4 @@
-"""Some ranks play G, some D: what they post to each other, how late it may be, and what a run repeats."""
+"""Ranks divided into teams of G and of D: messages between them, their staleness, and reproducible runs."""
 
 from __future__ import annotations
 
@@ -31,10 +31,11 @@ TEAMS = ("strategy=async", "nets.batch_norm=true")
 
 
 def delayed(run, rounds, delays):
-    """A job: play, waiting before every round; the state, the losses' line, and how old what was seen was."""
+    """Make a job that waits before every round. It returns the state, the statistics and the lags."""
 
     def job(world):
-        waits, s = random.Random(world.rank), tiny_run.make_session(run, world)
+        waits = random.Random(world.rank)
+        s = tiny_run.make_session(run, world)
         for _ in range(rounds):
             time.sleep(waits.random() * delays[world.rank % len(delays)])
             play_round(s)
@@ -95,10 +96,8 @@ def test_no_team_leads_by_more_than_the_maximum(pool, slow, lead):
     ],
 )
 def test_teams_resume_from_a_checkpoint(pool, split, settings, tmp_path):
-    run, ranks = (
-        tiny_run.make_run(*TEAMS, *settings, "strategy.max_lead_rounds=1", f"strategy.split='{split}'"),
-        int(split[0]) + 2,
-    )
+    run = tiny_run.make_run(*TEAMS, *settings, "strategy.max_lead_rounds=1", f"strategy.split='{split}'")
+    ranks = int(split[0]) + 2
 
     def six_and_four(world):
         saved, _ = tiny_run.save_after(run, 6, world, tmp_path)
@@ -113,7 +112,7 @@ def test_teams_resume_from_a_checkpoint(pool, split, settings, tmp_path):
 
 
 def test_another_split_resumes_from_the_checkpoint(pool, tmp_path):
-    """3 ranks of G and 1 of D, then 1 and 2; the images that were made go to those that own their lanes now."""
+    """Resume 3 ranks of G and 1 of D as 1 and 2; stored fakes go to the ranks that now own their lanes."""
     first = tiny_run.make_run(*TEAMS, "strategy.max_lead_rounds=1", "strategy.split=3:1")
     then = tiny_run.make_run(*TEAMS, "strategy.max_lead_rounds=1", "strategy.split=1:2")
     saved = pool(4, lambda world: tiny_run.save_after(first, 4, world, tmp_path)[0])[0]
@@ -133,7 +132,7 @@ def test_another_split_resumes_from_the_checkpoint(pool, tmp_path):
 @pytest.mark.parametrize(("g_per_lane", "d_per_lane"), [(4, 2), (2, 4), (3, 2), (2, 5), (1, 3)])
 @pytest.mark.parametrize("policy", [Latest(), UniformReplay(window=3)])
 def test_fakes_match_their_lanes_and_labels_at_any_batch_size(g_per_lane, d_per_lane, policy):
-    """Every image is one that G made for that lane, with its label; of more than D needs, the next step has others."""
+    """Every fake was generated for its lane and has its label; surplus fakes are used in the next step."""
     fakes = FakeReplayBuffer(policy, lambda step: 1, 1, g_per_lane / d_per_lane)
     lanes = (2, 5)
     for step in range(6):  # pixel: round, lane, row
@@ -229,7 +228,7 @@ def test_lags_are_read_from_a_run(tmp_path):
 
 
 def test_one_rank_resumes_from_teams_and_back(pool, tmp_path):
-    """What one rank does not play against is not kept for teams to find much later."""
+    """A run on one rank leaves no snapshots that a later run of teams would use."""
     run = tiny_run.make_run(*TEAMS, "strategy.max_lead_rounds=1")
 
     def on(saved, folder, rounds):
@@ -266,11 +265,12 @@ def test_fast_team_does_not_wait_within_the_lead(pool):
 
 @pytest.mark.timeout(1200)
 def test_dropped_links_leave_no_state(pool):
-    """No thread and no socket, however often a role is made and played: 20 times, or PARAGAN_SOAK times 20."""
+    """No threads and sockets remain after 20 sessions, or PARAGAN_SOAK times 20."""
     run = tiny_run.make_run(*TEAMS, "strategy.split=1:1")
 
     def job(world):
-        first, counts = tiny_run.make_session(run, world), []
+        first = tiny_run.make_session(run, world)
+        counts = []
         for i in range(20):
             s = dataclasses.replace(
                 first, role=run.strategy.role(first.game, world, run.lanes), clock=Clock(run.total_images)
@@ -285,6 +285,6 @@ def test_dropped_links_leave_no_state(pool):
         return counts
 
     results = [pool(2, job) for _ in range(int(os.environ.get("PARAGAN_SOAK", "1")))]
-    early = results[:2][-1]  # what the job before has left is there until the next has begun
+    early = results[:2][-1]  # leftovers of one job exist until the next one has started
     for rank in (0, 1):
         assert results[-1][rank][1] <= early[rank][0]

@@ -23,7 +23,7 @@ RATE = 0.1
 
 
 class Point(nn.Module):
-    """Two parameters, so that there are two buckets; every rank may start elsewhere."""
+    """Two parameters, so that there are two buckets; ranks have different initial values."""
 
     def __init__(self, rank):
         super().__init__()
@@ -36,13 +36,13 @@ def start(rank):
 
 
 def slope(w, rank, step, n):
-    """A gradient that is neither linear nor the same on two ranks."""
+    """Return a gradient that is not linear and differs between ranks."""
     g = torch.Generator().manual_seed(1000 * rank + step)
     return torch.sin(3 * w) + 0.3 * torch.randn(n, generator=g)
 
 
 def stepped(world, exchange, optimizer, steps):
-    """What a rank's parameters are after some steps."""
+    """Return a rank's parameters after some steps."""
     flat = start(world.rank)
     vector = nn.Parameter(flat.params)
     vector.grad = flat.grads
@@ -68,7 +68,7 @@ def starts(ranks):
 
 
 def powers(topology, ranks, step, rounds):
-    """W of the whole step: the product over its rounds."""
+    """Return W of a step: the product over its rounds."""
     product = np.eye(ranks)
     for turn in range(step * rounds, (step + 1) * rounds):
         period = topology.period(ranks)
@@ -105,7 +105,7 @@ def test_dposg_is_the_papers_pseudo_code(pool, ranks, rounds):
 @pytest.mark.parametrize("ranks", [4, 8])
 @pytest.mark.parametrize("topology", [Ring(), RandomRing(), OnePeer(), Matching()], ids=lambda t: t.name)
 def test_dp_oadam_is_the_papers_pseudo_code(pool, ranks, topology):
-    """theta_i <- sum_j W_ij theta_j - 2 lr u + lr (u before); u from gradients at theta_i, moments of one's own."""
+    """theta_i <- sum_j W_ij theta_j - 2 lr u + lr (u before); u from gradients at theta_i, with local moments."""
     beta1, beta2, eps, steps = 0.5, 0.9, 1e-8, 7
     results = pool(ranks, lambda world: stepped(world, Gossip(topology, world.all_ranks), optimistic_adam, steps))
     x = starts(ranks)
@@ -162,7 +162,7 @@ def test_compressed_gossip_is_choco_with_a_copy_on_every_link(pool, wire, topolo
         return out
 
     x = starts(ranks)
-    copies = torch.zeros(ranks, ranks, x.shape[1])  # [i, j]: what j knows of i
+    copies = torch.zeros(ranks, ranks, x.shape[1])  # [i, j]: j's copy of i
     bucket = x.shape[1] // 2
     for step in range(steps):
         g = torch.stack([slope(x[i], i, step, x.shape[1]) for i in range(ranks)])
@@ -171,7 +171,7 @@ def test_compressed_gossip_is_choco_with_a_copy_on_every_link(pool, wire, topolo
         for i, j in links:
             copies[i, j] += torch.cat([coded(part) for part in (x[i] - copies[i, j]).split(bucket)])
         drift = torch.zeros_like(x)
-        for i, j in links:  # i tells j
+        for i, j in links:  # message from i to j
             drift[j] += w[j, i] * copies[i, j]
             drift[i] -= w[j, i] * copies[i, j]
         x = x + rate * drift - RATE * g
@@ -179,10 +179,11 @@ def test_compressed_gossip_is_choco_with_a_copy_on_every_link(pool, wire, topolo
 
 
 def mixed(pool, ranks, exchange, steps):
-    """Nothing but mixing: [steps + 1, ranks, n]."""
+    """Return the parameters [steps + 1, ranks, n] under mixing only."""
 
     def job(world):
-        flat, states = start(world.rank), []
+        flat = start(world.rank)
+        states = []
         states.append(flat.params.clone())
         for step in range(steps):
             with flat.exchanging(exchange(world.all_ranks), step):
@@ -227,7 +228,7 @@ def test_one_peer_is_exact_after_log2_steps(pool):
 def test_local_steps_mix_at_the_end_of_each_period(pool):
     d = distances(mixed(pool, 4, lambda group: EveryN(Gossip(OnePeer(), group), 3), 6))
     assert d[0] == d[1] == d[2] > d[3] == d[4] == d[5] > d[6]
-    assert d[6] < 1e-5  # the period's own steps are the topology's: two make the mean of four
+    assert d[6] < 1e-5  # the topology counts periods: two reach the mean of four ranks
 
 
 def test_counted_bytes_equal_predicted_bytes(pool):
@@ -239,7 +240,8 @@ def test_counted_bytes_equal_predicted_bytes(pool):
             lambda group: CompressedGossip(OnePeer(), group, Int4()),
         ):
             meter = Meter()
-            exchange, flat = make(world.all_ranks.with_meter(meter)), start(world.rank)
+            exchange = make(world.all_ranks.with_meter(meter))
+            flat = start(world.rank)
             for step in range(3):
                 with flat.exchanging(exchange, step):
                     pass
@@ -255,7 +257,7 @@ def test_counted_bytes_equal_predicted_bytes(pool):
 
 
 def test_dposg_converges_where_gossip_descent_diverges(pool):
-    """min_x max_y of a bilinear game whose parts are spread over the ranks: none of them has its solution alone."""
+    """min_x max_y of a bilinear game that is distributed over the ranks: no rank can find its solution by itself."""
 
     def play(world, extrapolate):
         size, rank = world.size, world.rank

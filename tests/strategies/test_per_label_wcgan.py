@@ -1,4 +1,4 @@
-"""A run per label as a user has it: any number of workers, one model, nothing exchanged."""
+"""Runs per label from the command line: any number of workers, one model, no messages."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def trained(folder, *more):
 
 
 @pytest.fixture(autouse=True)
-def _elsewhere(tmp_path, monkeypatch):
-    """And without pages, which take a third of the time: `done` and those that are started have them."""
+def _in_tmp_path(tmp_path, monkeypatch):
+    """Run in an empty directory and skip report pages, which are slow; `done` and subprocesses write them."""
     monkeypatch.chdir(tmp_path)
     for page in ("write_report", "make_final_figures"):
         monkeypatch.setattr(trainer, page, lambda *_: None)
@@ -42,7 +42,7 @@ def _elsewhere(tmp_path, monkeypatch):
 
 @pytest.fixture(scope="session")
 def done(tmp_path_factory):
-    """A finished run of one worker. Look, do not touch."""
+    """A finished run of one worker. Tests must not change it."""
     return trained(tmp_path_factory.mktemp("labels") / "run")
 
 
@@ -59,7 +59,7 @@ def outcomes(folder):
 
 
 def complete(folder):
-    """Every label is done, once, and to its end."""
+    """Return whether every label is done exactly once and completely."""
     assert set(states(folder).values()) == {"done"}
     for number in LABELS:
         files = sorted((folder / "queue").glob(f"{number:04d}.*.json"))
@@ -83,7 +83,7 @@ def test_every_label_is_trained_only_on_its_images(done):
 
 
 def test_training_sends_no_messages(tmp_path, processes):
-    """Bytes are counted where they leave; and during training a worker has no socket to anyone."""
+    """No bytes are sent, and a worker has no open connections during training."""
     patch = (
         "import psutil, paragan.train.loop as loop\n"
         "original = loop.play_round\n"
@@ -118,7 +118,7 @@ def _has_psutil():
 
 
 def test_any_number_of_workers_train_the_same(done, tmp_path, processes):
-    """Plain processes, started when they like, without a launcher and without --run-dir."""
+    """Workers are plain processes, started at any time, without a launcher and without --run-dir."""
     arguments = [a for a in command("x") if not a.startswith("--run-dir")]
     several = [processes.start_forked(*arguments, f"--outdir={tmp_path}/runs") for _ in range(3)]
     assert [one.wait(120) for one in several] == [0, 0, 0], [one.err for one in several]
@@ -152,7 +152,7 @@ def test_three_ranks_on_two_labels_equal_one_rank(tmp_path, processes):
 
 
 def test_dc_cgan_name_selects_teams_and_loss(tmp_path, processes):
-    """D on one rank, G on another."""
+    """D trains on one rank, G on another."""
     more = ("--strategy=DC-CGAN", "--policy=dcgan", "--kimg=0.32")
     arguments = [a for a in command(tmp_path / "run", *more) if a != "--strategy=per-label"]
     ranks = processes.start_ranks(2, *arguments)
@@ -160,10 +160,10 @@ def test_dc_cgan_name_selects_teams_and_loss(tmp_path, processes):
     record = paragan.core.schema.read_yaml(label(tmp_path / "run", 0) / "run.yaml")
     assert record["strategy"]["name"] == "async"
     assert record["objective"]["loss"] == "nonsaturating"
-    assert (label(tmp_path / "run", 0) / "lags.jsonl").exists()  # they were teams
+    assert (label(tmp_path / "run", 0) / "lags.jsonl").exists()  # written only by teams
 
 
-# Workers that stop and die -------------------------------------------------------------------------------
+# Workers that are stopped or killed -----------------------------------------------------------------------
 
 
 def test_stopped_label_resumes_bit_for_bit(done, tmp_path):
@@ -184,7 +184,7 @@ def test_config_of_a_label_reproduces_it_as_a_run(done, tmp_path):
 
 
 def frozen(processes, folder):
-    """A worker that was stopped in the middle of a label, and is silent from then on."""
+    """Start a worker and freeze it in the middle of a label."""
     slow = "import time, paragan.train.loop as l; o = l.play_round\n"
     slow += "l.play_round = lambda s: (time.sleep(0.2), o(s))\n"
     worker = processes.start_forked(*command(folder, "--strategy.lease_s=1"), patch=slow)
@@ -200,7 +200,7 @@ def test_frozen_worker_is_replaced_and_exits_on_wakeup(done, tmp_path, processes
     assert outcomes(tmp_path / "run") == outcomes(done)
     before = outcomes(tmp_path / "run")
     worker.send_signal(signal.SIGCONT)
-    assert worker.wait(60) == 0  # what it wanted to do is done
+    assert worker.wait(60) == 0  # its label is already done
     assert "another took over" in worker.out
     assert complete(tmp_path / "run")
     assert outcomes(tmp_path / "run") == before
@@ -236,7 +236,7 @@ def test_diverging_label_does_not_stop_the_others(tmp_path):
     assert "label 2 (2): step " in ended.err
     states_by_label = states(tmp_path / "run")
     assert [job for job, state in states_by_label.items() if state == "failed"] == ["0002"]
-    assert len(states_by_label) == 10  # and not the pooled one
+    assert len(states_by_label) == 10  # and no other job
     trained(tmp_path / "run")
     assert complete(tmp_path / "run")
 
@@ -444,7 +444,7 @@ def test_budget_change_during_training_is_rejected(tmp_path, processes):
 
 @pytest.fixture
 def small(tmp_path):
-    """A file system of 100 kB, which can be made larger, or read-only."""
+    """A file system of 100 kB that can be enlarged or made read-only."""
     disk = tmp_path / "disk"
     disk.mkdir()
 

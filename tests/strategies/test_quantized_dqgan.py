@@ -1,4 +1,4 @@
-"""What DQGAN's theory promises, on games small enough to see it: its exchanges and its look-ahead on real ranks."""
+"""Results of DQGAN's theory on small games: its exchanges and its extrapolation on real ranks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SIZE = 64  # of each player
 
 
 class ThreeBits:
-    """A compressor of one's own: levels -3 .. 3."""
+    """A user-defined compressor with levels -3 .. 3."""
 
     name, lossy, feedback = "three bits", True, 1.0
 
@@ -47,8 +47,10 @@ class Point(nn.Module):
 
 
 def bilinear(exchange, rank, ranks, steps, *, rate=0.4, noise=0.0, loud=0.0):
-    """min_x max_y sum of a_i x_i y_i, as this rank plays it: the norm of its gradient, root mean square over the last
-    quarter. noise: of every number's gradient; loud: of the first number's, which the norm leaves out."""
+    """Play min_x max_y sum of a_i x_i y_i on this rank; return the RMS gradient norm of the last quarter of steps.
+
+    noise: added to every gradient; loud: added to the first number's gradient, which the norm leaves out
+    """
     a = torch.linspace(0.5, 1.0, SIZE)
     x, y = FlatParams(Point(1)), FlatParams(Point(2))
     g = torch.Generator().manual_seed(rank)
@@ -74,7 +76,7 @@ def test_extrapolation_converges_where_descent_diverges():
 
 
 def on_ranks(pool, ranks, inner, steps, **settings):
-    """The same game on several ranks, each looking ahead by itself; `inner` makes the exchange of a world."""
+    """Play the game on several ranks, each extrapolating locally; `inner` makes the exchange of a world."""
 
     def job(world):
         exchange = inner(world)
@@ -100,7 +102,7 @@ def test_error_feedback_ends_five_times_closer_with_three_bits(pool):
 
 
 def test_noise_falls_as_one_over_the_number_of_workers(pool):
-    """The squared floor under gradient noise, times the workers, is one number: linear speed-up."""
+    """The squared noise floor times the number of workers is constant: linear speed-up."""
     floors = {1: bilinear(lambda rate: OptimisticMirrorDescent(NoExchange(), lambda: rate), 0, 1, 240, noise=0.1) ** 2}
     for ranks in (2, 4, 8):
         floors[ranks] = ranks * on_ranks(pool, ranks, lambda world: AllReduce(world.all_ranks), 240, noise=0.1) ** 2
@@ -109,7 +111,7 @@ def test_noise_falls_as_one_over_the_number_of_workers(pool):
 
 @pytest.mark.parametrize("wire", [Exact(), ThreeBits()], ids=["exact", "three bits"])
 def test_four_ranks_are_the_papers_pseudo_code(pool, wire):
-    """Algorithm 2 in plain PyTorch, all workers in one process."""
+    """Compare with algorithm 2 in plain PyTorch, all workers in one process."""
     ranks, rate, steps, n = 4, 0.2, 8, SIZE
 
     def job(world):
@@ -129,11 +131,12 @@ def test_four_ranks_are_the_papers_pseudo_code(pool, wire):
         wire.decode(data, out)
         return out
 
-    w, shard = Point(1).w.detach().clone(), n // ranks
+    w = Point(1).w.detach().clone()
+    shard = n // ranks
     before, residual = torch.zeros(ranks, n), torch.zeros(ranks, n)
     generators = [torch.Generator().manual_seed(m) for m in range(ranks)]
     for _ in range(steps):
-        half = w - rate * (before + residual)  # every worker at a point of its own
+        half = w - rate * (before + residual)  # every worker is at a different point
         before = torch.stack([torch.sin(3 * half[m]) + torch.randn(n, generator=generators[m]) for m in range(ranks)])
         p = before + residual
         sent = torch.stack([torch.cat([coded(s) for s in row.split(shard)]) for row in p])

@@ -1,4 +1,4 @@
-"""Every wire: size, delta, numbers that are not finite, and compiled kernels against the reference."""
+"""Size, delta and non-finite numbers of every wire, and compiled kernels compared with the reference."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from paragan.config.run import Run
 from paragan.core.errors import UsageError
 from paragan.core.schema import from_dict, from_yaml, to_dict, to_yaml
 
-USER_WIRE = "examples.own_wire:Ternary"  # a user's own
+USER_WIRE = "examples.own_wire:Ternary"  # a user-defined compressor
 
 
 def parse_wire(wire):

@@ -1,4 +1,4 @@
-"""Ranks of a gossip run die, freeze and come back: the others continue, and admit those that come back."""
+"""Gossip runs continue when ranks are killed or frozen, and admit ranks that come back."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LAST_STEP = 300
 
 
 class RankProcesses:
-    """Ranks that are started one by one, as on several hosts, and can be started again."""
+    """Starts ranks one by one, as on several hosts, and can restart them."""
 
     def __init__(self, run: Path, processes: Any, *more: str, size: int = 4):
         self.run, self.processes, self.size = run, processes, size
@@ -52,7 +52,7 @@ class RankProcesses:
             self.started[rank].send_signal(number)
 
     def events(self) -> list[dict[str, Any]]:
-        """The lines of members.jsonl."""
+        """Return the lines of members.jsonl."""
         path = self.run / "members.jsonl"
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
@@ -61,7 +61,7 @@ class RankProcesses:
         return events[-1]["members"] if events else list(range(self.size))
 
     def num_returns(self, rank: int) -> int:
-        """How often a rank came back."""
+        """Count how often a rank came back."""
         return sum(rank in row["joined"] for row in self.events())
 
     def wait_for_event(self, condition: Any, timeout_s: float = 60) -> dict[str, Any]:
@@ -156,7 +156,7 @@ def test_second_rank_killed_while_one_is_missing(second, tmp_path, processes):
 
 
 def test_two_frozen_ranks_come_back(tmp_path, processes):
-    """Neither may wait for the other, which is no member either."""
+    """Neither frozen rank may wait for the other, which is no member either."""
     ranks = RankProcesses(tmp_path / "run", processes, "--lanes=8", "--kimg=9.6", size=5)
     wait_for_step(ranks.run, 40)
     ranks.send_signal(signal.SIGSTOP, 0, 1)
@@ -168,17 +168,17 @@ def test_two_frozen_ranks_come_back(tmp_path, processes):
 
 
 def test_part_without_a_majority_stops_with_its_checkpoint(tmp_path, processes):
-    """Two of four are silent: the other two cannot know whether they continue somewhere."""
+    """With two of four ranks silent, the other two cannot know whether those continue."""
     ranks = RankProcesses(tmp_path / "run", processes)
     wait_for_step(ranks.run, 40)
     members = (ranks.run / "members.json").read_bytes()
     ranks.send_signal(signal.SIGSTOP, 2, 3)
     assert [ranks.started[rank].wait() for rank in (0, 1)] == [3, 3]
-    assert (ranks.run / "members.json").read_bytes() == members  # where others read whom to ask
+    assert (ranks.run / "members.json").read_bytes() == members  # lists the ranks to ask
     assert "rank 2, 3 cannot be reached, and rank 0, 1 are no majority" in ranks.started[0].err
     (folder,) = (ranks.run / "checkpoints").glob("*-ranks-0-1")
     assert json.loads((folder / "checkpoint.json").read_text())["ranks"] == 2
-    assert not list_checkpoints(ranks.run)  # none that the others would find
+    assert not list_checkpoints(ranks.run)  # none that a resuming run would load
 
 
 def test_frozen_ranks_continue_where_the_others_stopped(tmp_path, processes):
@@ -222,12 +222,13 @@ def test_repeated_kills(tmp_path, processes):
 
 @pytest.mark.skipif("PARAGAN_SOAK" not in os.environ, reason="soak")
 def test_repeated_freezes(tmp_path, processes):
-    """Of any rank, some shorter than the peer timeout, some longer."""
+    """Freeze random ranks, for less and for more than the peer timeout."""
     ranks = RankProcesses(tmp_path / "run", processes, "--kimg=64")
     wait_for_step(ranks.run, 20)
     rng = random.Random(1)
     for freeze in range(10):
-        victim, frozen_s = rng.randrange(4), 4 * rng.random()
+        victim = rng.randrange(4)
+        frozen_s = 4 * rng.random()
         ranks.send_signal(signal.SIGSTOP, victim)
         time.sleep(frozen_s)
         ranks.send_signal(signal.SIGCONT, victim)
