@@ -247,7 +247,7 @@ class W:
     ],
 )
 def test_user_wire_is_checked_when_the_config_is_read(tmp_path, monkeypatch, module, before, after, message):
-    module = f"own_{module}"
+    module = f"user_{module}"
     (tmp_path / f"{module}.py").write_text(USER_WIRE_SOURCE.replace(before, after) if before else USER_WIRE_SOURCE)
     monkeypatch.syspath_prepend(tmp_path)
     if not message:
