@@ -32,14 +32,14 @@ HEALTHY_RUNS: dict[str, tuple[int, tuple[str, ...]]] = {
     "sync": (1, ()),
     "sync, 2 ranks": (2, ()),
     "sync, int4 wire, 2 ranks": (2, ("--strategy.wire=int4",)),
-    "sync, together, relativistic, R1 and R2": (
+    "sync, simultaneous, relativistic, R1 and R2": (
         1,
         ("--strategy.order=simultaneous", "--objective.loss=relativistic", "--objective.r1=1", "--objective.r2=1"),
     ),
     "quantized (int8), 2 ranks": (2, ("--strategy=quantized",)),
     "gossip, 2 ranks": (2, ("--strategy=gossip",)),
     "async, one rank": (1, ("--strategy=async",)),
-    "async, G and D apart, 2 ranks": (2, ("--strategy=async",)),
+    "async, teams, 2 ranks": (2, ("--strategy=async",)),
     "per label, 2 workers": (2, ("--strategy=per-label",)),
     "policy ttur": (1, ("--policy=ttur",)),
     "policy wcgan-gp": (1, ("--policy=wcgan-gp",)),

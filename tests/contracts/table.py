@@ -2,9 +2,9 @@
 
 STRATEGIES = {
     "sync": ("strategy=sync",),
-    "sync together": ("strategy=sync", "strategy.order=simultaneous"),
+    "sync simultaneous": ("strategy=sync", "strategy.order=simultaneous"),
     "sync int4": ("strategy=sync", "strategy.wire=int4"),
-    "sync, a wire of one's own": ("strategy=sync", "strategy.wire=examples.own_wire:Ternary"),
+    "sync, user wire": ("strategy=sync", "strategy.wire=examples.own_wire:Ternary"),
     "quantized": ("strategy=quantized",),
     "quantized exact": ("strategy=quantized", "strategy.paper_update=true", "strategy.wire=sign"),
     "CPOAdam": ("strategy=CPOAdam",),
@@ -30,7 +30,7 @@ STRATEGIES = {
 }
 
 # Strategies whose ranks together equal one rank: their wire is exact and no rank extrapolates locally.
-RANK_COUNT_INVARIANT = ("sync", "sync together", "CPOAdam", "async", "async teams", "async, lags and replay")
+RANK_COUNT_INVARIANT = ("sync", "sync simultaneous", "CPOAdam", "async", "async teams", "async, lags and replay")
 
 # Strategies whose ranks hold different parameters, which agree only in the long run.
 UNREPLICATED = ("sync every 2", "gossip", "gossip int8", "DPOSG", "Rand-DP-OAdam")
