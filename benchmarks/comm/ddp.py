@@ -73,12 +73,12 @@ class Case:
 
 
 def small_case(precision: str) -> Case:
-    """The digits recipe, with its penalty: a few milliseconds a step, so that overheads show."""
+    """Return the digits recipe, with its penalty: a few milliseconds a step, so that overheads show."""
     return _make_case("small", get_recipe("digits"), load_data("digits", resolution=8), precision)
 
 
 def large_case(precision: str) -> Case:
-    """DCGAN at 32 px with 9.5 million parameters on random pixels: 38 MB of gradients a step."""
+    """Return DCGAN at 32 px with 9.5 million parameters on random pixels: 38 MB of gradients a step."""
     run = dataclasses.replace(get_recipe("folder"), nets=DCGAN(width=160), batch=16)
     return _make_case("large", run, ours.random_dataset(32, 3), precision)
 

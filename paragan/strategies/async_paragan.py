@@ -181,7 +181,7 @@ class Async(StrategyDefaults):
         return self.fake_lags or (0,), self.critic_lags or (0,)
 
     def _split_role(self, game: Game, world: World, lanes: int) -> Role:
-        """This rank trains one player, and averages gradients with the ranks that train it too."""
+        """Train one player on this rank, and average gradients with the ranks that train it too."""
         codec = SnapshotCodec(game.d, self.snapshot_every, self.snapshot_wire)
         links = TeamLinks(game, world, lanes, split_ranks(self.split, game, world), self.max_lead_rounds, codec)
         team = links.team

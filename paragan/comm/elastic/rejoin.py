@@ -119,11 +119,11 @@ class JoinProtocol:
         self._last_answered |= membership.answered
 
     def _is_answered(self, rank: int, number: int) -> bool:
-        """Whether this request or a later one was answered. Another process of the rank has quite other numbers."""
+        """Return whether this request or a later one was answered. Other processes use other numbers."""
         return 0 <= self._last_answered.get(rank, -1) - number < SEQUENCE_WINDOW
 
     def _is_waiting(self, rank: int, number: int) -> bool:
-        """Whether a rank still waits for the answer to a report, which may be old if this process was frozen."""
+        """Return whether a rank still waits for the answer to a report, which may be old if this process was frozen."""
         if self._confirmed_reports.get(rank) != number:
             try:
                 with KVClient(self._addresses[rank], REPLY_TIMEOUT_S) as client:
