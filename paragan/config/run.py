@@ -16,6 +16,7 @@ from paragan.config.sections import (
     EvaluationOptions,
     HealthOptions,
     HealthOrSwitch,
+    InputFingerprints,
     NonNegativeInt,
     OutputOptions,
     PositiveInt,
@@ -72,6 +73,7 @@ class Run:
     on_divergence  : what to do then
     device         : where and how it is computed
     auto_choice    : with strategy=auto: how the strategy was chosen
+    fingerprints   : what is read, by content, so that moved files are recognised
     timeout_s      : how long an exchange may take; a rank that died is noticed at once, one that hangs after this
     reasons        : why settings are as they are, one line each; only for people
     """
@@ -100,6 +102,7 @@ class Run:
     on_divergence: Annotated[RollbackOptions, name_shorthand] = RollbackOptions()
     device: DeviceOptions = DeviceOptions()
     auto_choice: AutoChoice = AutoChoice()
+    fingerprints: InputFingerprints = InputFingerprints()
     timeout_s: Annotated[float, Field(ge=1, le=1e7, allow_inf_nan=False)] = 300.0
     reasons: tuple[str, ...] = ()
 
@@ -166,6 +169,7 @@ def may_change_on_resume(name: str) -> bool:
     fields = (
         "kimg",
         "auto_choice",
+        "fingerprints",
         "reasons",
         "timeout_s",
         "output",

@@ -111,6 +111,20 @@ class DataOptions:
         return redact_url(self.path)
 
 
+@config_class
+class InputFingerprints:
+    """What a run reads, by content: a resume recognises it wherever it lies. Filled in when the run starts.
+
+    data         : of the images and labels
+    init_from    : of the weights it starts from
+    distill_from : of the generators that G learns from
+    """
+
+    data: str = ""
+    init_from: str = ""
+    distill_from: str = ""
+
+
 def _parse_list(value: Any) -> Any:
     """Accept `fd,kid` as a list."""
     return tuple(value.split(",")) if isinstance(value, str) else value

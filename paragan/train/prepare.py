@@ -6,15 +6,21 @@ refuses the same runs with the same words.
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from paragan.comm.world import World
 from paragan.config.resolve import load_dataset, make_spec, resolve
 from paragan.config.run import Run
+from paragan.config.sections import InputFingerprints
 from paragan.config.user_code import is_user_defined
 from paragan.config.validate import check_d_conditioning, check_gradient_penalty, check_weight_clip, validate
+from paragan.core.errors import UsageError
 from paragan.core.rng import CPU
 from paragan.data.dataset import Dataset
+from paragan.models.model import find_init_model_dir, find_model_dir
+from paragan.models.weights_fingerprint import weights_fingerprint
 from paragan.nets import Spec
 from paragan.nets.conditioning import resolve_d_conditioning
 from paragan.train.build import build_game, build_networks, make_teacher
@@ -52,7 +58,7 @@ def prepare(run: Run, ranks: int = 1, dataset: Dataset | None = None, *, check_p
     validate(run, ranks)
     if dataset is None:
         dataset = load_dataset(run.data)
-    run = resolve(run, dataset)
+    run = replace(resolve(run, dataset), fingerprints=fingerprint_inputs(run, dataset))
     if check_parts:
         _check_parts(run, dataset)
     return Prepared(run, dataset)
@@ -63,6 +69,16 @@ def prepare_on_all_ranks(
 ) -> Prepared:
     """Prepare a run on every rank of a world. All raise if one cannot, with the reasons of all."""
     return on_all_ranks(world, lambda: prepare(run, world.size, dataset, check_parts=check_parts), LOAD_TIMEOUT_S)
+
+
+def fingerprint_inputs(run: Run, dataset: Dataset) -> InputFingerprints:
+    """Return the fingerprints of what a run reads; "" for what it does not read, or what cannot be read any more."""
+    fingerprints = {"init_from": "", "distill_from": ""}
+    for name, find_dir in (("init_from", find_init_model_dir), ("distill_from", find_model_dir)):
+        path = getattr(run, name)
+        with contextlib.suppress(UsageError):
+            fingerprints[name] = weights_fingerprint(find_dir(Path(path))) if path else ""
+    return InputFingerprints(data=dataset.fingerprint, **fingerprints)
 
 
 def _check_parts(run: Run, dataset: Dataset) -> None:

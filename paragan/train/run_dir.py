@@ -5,7 +5,7 @@ RUN/.lock             held by the process that writes here
 RUN/members.json      under an elastic strategy: where the ranks listen for others that join
 
 Two records are of the same run if they differ only in fields that may change on resume: how long, where, and what is
-written.
+written. Paths of data and models may differ if what lies there has the same fingerprint.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any, TextIO
 
 from paragan.config.resolve import fill_strategy_defaults
 from paragan.config.run import Run, load_without_user_code, may_change_on_resume, to_saved_dict
-from paragan.config.sections import DataOptions
+from paragan.config.sections import DataOptions, InputFingerprints
 from paragan.core.atomic_write import atomic_write_bytes, create_exclusive
 from paragan.core.errors import UsageError
 from paragan.core.jsonl import read_jsonl
@@ -35,6 +35,7 @@ from paragan.train import checkpoint
 
 StartCheck = Callable[[], object]  # raises UsageError for a run that could not start
 NUMBERED_DIR = re.compile(r"(\d{5,})-")
+INPUT_PATHS = {"data.path": "data", "init_from": "init_from", "distill_from": "distill_from"}  # field -> fingerprint
 TUNED_FIELDS = (  # decided by `device.tune=measured`
     "device.precision",
     "device.channels_last",
@@ -178,8 +179,14 @@ def select_run_dir(request: RunDirRequest, run: Run, ranks: int, start_check: St
             previous = _previous_run(run_dir, run)
             if previous:
                 same_runs.append((run_dir, previous))
-    for run_dir, _ in same_runs:
+    for run_dir, previous in same_runs:
         if _is_unfinished(run_dir, run) and run_dir.lock():
+            try:
+                if run_dir.trained_images:
+                    check_same_inputs(to_saved_dict(previous), run, run_dir.path)
+            except UsageError:
+                run_dir.release()
+                raise
             return run_dir
     new = _create_numbered_dir(request.outdir, run, ranks, start_check)
     for run_dir, previous in same_runs:
@@ -263,6 +270,8 @@ def _open_requested(path: Path, resume: str, run: Run, start_check: StartCheck) 
         raise _already_holds_run(path)
     else:
         check_same_run(previous, run, path)
+        if run_dir.trained_images:
+            check_same_inputs(previous, run, path)
     try:
         is_locked = run_dir.lock()
     except OSError as error:
@@ -369,10 +378,19 @@ def config_changes(previous: dict[str, Any], run: Run) -> list[tuple[str, Any, A
     with contextlib.suppress(UsageError):
         previous = to_saved_dict(fill_strategy_defaults(from_dict(Run, previous)))
     changes = [change for change in diff(previous, to_saved_dict(run)) if not may_change_on_resume(change[0])]
+    changes = [change for change in changes if not _has_same_content(previous, run.fingerprints, change[0])]
     if previous.get("auto_choice", {}).get("ranks") and run.auto_choice.ranks:
         # --strategy auto may choose other settings of the same strategy for another number of ranks
         changes = [c for c in changes if c[0] == "strategy.name" or not c[0].startswith("strategy.")]
     return changes
+
+
+def _has_same_content(previous: dict[str, Any], fingerprints: InputFingerprints, name: str) -> bool:
+    """Return True if a field is a path and what was read there is, by its fingerprint, what is read now."""
+    if name not in INPUT_PATHS:
+        return False
+    fingerprint = getattr(fingerprints, INPUT_PATHS[name])
+    return bool(fingerprint) and fingerprint == previous.get("fingerprints", {}).get(INPUT_PATHS[name])
 
 
 def check_same_run(previous: dict[str, Any], run: Run, path: Path) -> None:
@@ -382,6 +400,25 @@ def check_same_run(previous: dict[str, Any], run: Run, path: Path) -> None:
         require_current_format(path)
         listed = "; ".join(f"{name} was {before!r}, is {now!r}" for name, before, now in changes[:8])
         raise UsageError(f"{path}: holds another run: {listed}. Use its settings, or another --run-dir")
+
+
+def check_same_inputs(previous: dict[str, Any], run: Run, path: Path) -> None:
+    """Raise UsageError if data or teacher have the path that they have in a record, and are others by now."""
+    saved = previous.get("fingerprints", {})
+    if saved.get("data") and saved["data"] != run.fingerprints.data:
+        raise other_data_error(run.data, path)
+    if saved.get("distill_from") and saved["distill_from"] != run.fingerprints.distill_from:
+        raise UsageError(
+            f"distill_from={run.distill_from}: not the generators that {path} learned from. Use those, or another "
+            "--run-dir"
+        )
+
+
+def other_data_error(options: DataOptions, path: Path) -> UsageError:
+    """Return the error for data that are not those of a checkpoint or a folder."""
+    return UsageError(
+        f"--data {options.redacted_path}: not the images that {path} was trained on. Use those, or another --run-dir"
+    )
 
 
 def _list_numbered_dirs(outdir: Path) -> list[Path]:

@@ -36,7 +36,7 @@ from paragan.train.build import Networks, build_game, build_networks
 from paragan.train.checkpoint import Checkpoints, CheckpointView, CorruptCheckpoint
 from paragan.train.console import RunConsole
 from paragan.train.rank_agreement import on_all_ranks
-from paragan.train.run_dir import check_same_run
+from paragan.train.run_dir import check_same_inputs, check_same_run, other_data_error
 from paragan.train.stats import StatsCollector
 
 
@@ -179,11 +179,9 @@ def find_checkpoint(checkpoints: Checkpoints, run: Run, dataset: Dataset, consol
                 )
             return str(None)
         if loaded.metadata["data"] != dataset.fingerprint:
-            raise UsageError(
-                f"--data {run.data.redacted_path}: not the images that {loaded.path} was trained on. "
-                "Use those, or another --run-dir"
-            )
+            raise other_data_error(run.data, loaded.path)
         check_same_run(loaded.metadata["run"], run, loaded.path)
+        check_same_inputs(loaded.metadata["run"], run, loaded.path)
         return loaded.path.name
 
     names = world.all_gather_str(on_all_ranks(world, load_newest))
@@ -220,6 +218,14 @@ def warn_threads(saved_threads: int | None, console: RunConsole) -> None:
             f"this checkpoint was written with {saved_threads} CPU threads, now there are {torch.get_num_threads()}: "
             f"the same training, but rounded differently (--device.threads={saved_threads} repeats it bit for bit)"
         )
+
+
+def warn_init_from(run: Run, resume_from: CheckpointView, console: RunConsole) -> None:
+    """Say that the model that `init_from` names has changed since the run started from it, which has no effect."""
+    saved = resume_from.metadata["run"].get("fingerprints", {}).get("init_from", "")
+    current = run.fingerprints.init_from
+    if saved and current and saved != current:
+        console.print(f"--init-from {run.init_from}: has other weights now; this run started from the former ones")
 
 
 def warn_schedules(run: Run, resume_from: CheckpointView, console: RunConsole) -> None:

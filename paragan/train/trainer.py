@@ -58,6 +58,7 @@ from paragan.train.session import (
     init_from_model,
     rebind_to_world,
     set_threads,
+    warn_init_from,
     warn_schedules,
     warn_threads,
 )
@@ -340,6 +341,7 @@ def open_session(
             console.print("the first rounds compile the passes: a minute or two, less if torch has them in its cache")
         if resume_from:
             warn_threads(resume_from.metadata.get("threads"), console)
+            warn_init_from(run, resume_from, console)
             warn_schedules(run, resume_from, console)
             console.print(f"resumed from {resume_from.path} at {session.clock.kimg:g} kimg")
         if world.is_main:

@@ -21,7 +21,7 @@ MAX_CACHE_BYTES = 10**7  # of all profiles
 # Fields of a run that do not change what a worker computes in a turn with some lanes.
 IGNORED_RUN_FIELDS = (
     *("recipe", "kimg", "seed", "init_from", "evaluation", "output", "health", "on_divergence", "timeout_s"),
-    *("strategy", "batch", "g_batch", "ramp", "lanes", "ema", "reasons", "auto_choice"),
+    *("strategy", "batch", "g_batch", "ramp", "lanes", "ema", "reasons", "auto_choice", "fingerprints"),
 )
 IGNORED_DATA_FIELDS = ("path", "only_class", "cache", "max_bad_fraction", "remote", "prefetch")
 IGNORED_DEVICE_FIELDS = ("kind", "threads", "precision")  # part of DeviceInfo

@@ -47,7 +47,7 @@ MAX_ROUND_KINDS = 2  # a lazy penalty makes two kinds of rounds, and each is bui
 MAX_ROUND_S = 1.0  # of a longer round, fewer lanes are timed
 IGNORED_RUN_FIELDS = (
     *("recipe", "kimg", "seed", "init_from", "evaluation", "output", "health", "on_divergence", "timeout_s"),
-    "distill_from",
+    *("distill_from", "fingerprints"),
 )
 MAX_CACHE_BYTES = 10**6  # of all results
 MIN_RUN_FOR_BUILD_S = 120.0  # a shorter run does not make up for compiling, nor for trying it

@@ -12,10 +12,10 @@ import torch
 
 from paragan.comm.world import LaunchInfo, World
 from paragan.config.resolve import make_spec
-from paragan.config.run import Run
+from paragan.config.run import Run, to_saved_dict
 from paragan.config.sections import DataOptions
 from paragan.core.errors import UsageError
-from paragan.core.schema import diff, from_dict, read_yaml, to_dict
+from paragan.core.schema import diff, from_dict, read_yaml
 from paragan.data.dataset import Dataset
 from paragan.models.model import init_per_label_model
 from paragan.models.model_files import read_model_config
@@ -28,7 +28,7 @@ from paragan.train.per_label.lease_queue import LeaseQueue
 from paragan.train.per_label.worker import FINALIZE_JOB, LabelWorker, has_spent_budget
 from paragan.train.prepare import prepare_on_all_ranks
 from paragan.train.rank_agreement import check_same_config, check_shared_storage, on_all_ranks
-from paragan.train.run_dir import RunDir, RunDirRequest, select_shared_run_dir
+from paragan.train.run_dir import INPUT_PATHS, RunDir, RunDirRequest, select_shared_run_dir
 from paragan.train.session import check_init_from, set_threads
 
 BUDGET_FIELDS = ("kimg", "strategy.minutes")  # may change on resume, but must be equal for all workers
@@ -159,16 +159,23 @@ def is_finished(path: Path, dataset: Dataset) -> bool:
 
 
 def _update_budget(run_dir: RunDir, run: Run) -> None:
-    """Write a changed budget to run.yaml. Raises UsageError if a worker trains with the previous one."""
+    """Write a changed budget, and paths of files that were moved, to run.yaml, unless a worker trains meanwhile.
+
+    Raises:
+        UsageError: a worker trains with another budget.
+    """
     previous = run_dir.read_run_config() or {}
-    changes = [change for change in diff(previous, to_dict(run)) if change[0] in BUDGET_FIELDS]
-    if not changes:
+    changes = diff(previous, to_saved_dict(run))
+    budget_changes = [change for change in changes if change[0] in BUDGET_FIELDS]
+    if not budget_changes and not any(name in INPUT_PATHS for name, *_ in changes):
         return
     assert run.per_label is not None
     lease_queue = LeaseQueue(run_dir.path / "queue", run.per_label.lease_s)
     for entry in lease_queue.entries().values():
         if lease_queue.is_busy(entry):
-            name, before, now = changes[0]
+            if not budget_changes:  # its host may see the same data under another path
+                return
+            name, before, now = budget_changes[0]
             raise UsageError(
                 f"{name}={now}: {run_dir.path} is being trained by {entry.worker} with {name}={before}. Use that, or "
                 "stop the others first"

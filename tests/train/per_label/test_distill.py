@@ -180,3 +180,20 @@ def test_distill_from_is_an_absolute_path(per_label, tmp_path, monkeypatch):
     assert f"distill_from: {per_label}" in ended.out
     assert not (per_label / "merged").exists()
     assert to_dict(tiny_run.make_run())["distill_from"] == ""
+
+
+def test_a_student_resumes_with_its_teacher_wherever_it_lies(per_label, tmp_path):
+    first = shutil.copytree(per_label, tmp_path / "first")
+    command = [*TINY_RUN_ARGS, "--kimg=0.08", f"--run-dir={tmp_path / 'run'}"]
+    train_interrupted(tmp_path / "run", 2, "--kimg=0.08", f"--distill_from={first}")
+    second = first.rename(tmp_path / "second")
+    weights = second / "model/0003/model.safetensors"
+    weights.rename(second / "weights")
+    shutil.copyfile(second / "model/0004/model.safetensors", weights)
+    assert "distill_from was" in usage_error("train", *command, f"--distill_from={second}")
+    second.rename(first)
+    message = usage_error("train", *command, f"--distill_from={first}")
+    assert "not the generators that" in message
+    (first / "weights").replace(first / "model/0003/model.safetensors")
+    first.rename(second)
+    assert run_cli("train", *command, f"--distill_from={second}").status == 0
