@@ -10,6 +10,7 @@ ranks or on the batch size. Two scores are comparable if `protocol_differences` 
 import dataclasses
 import hashlib
 import json
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -27,13 +28,14 @@ from paragan.eval.metrics import (
     METRICS,
     Metric,
     MetricInputs,
+    MetricValue,
     check_labels,
     get_metric,
     metric_names,
     num_fakes,
 )
 from paragan.eval.reference_stats import cached_reference
-from paragan.eval.sharding import SINGLE, ReduceGroup
+from paragan.eval.sharding import SINGLE, MetricFailed, ReduceGroup
 
 Value = str | int | float | bool | None
 
@@ -70,7 +72,7 @@ SWEEP_FIELDS = ("truncation", "seed")  # scores that differ only in these are of
 
 @dataclass(frozen=True)
 class Score:
-    """A score with its protocol and notes."""
+    """A score with its protocol and notes. One that could not be computed is NaN and has the reason as `failure`."""
 
     name: str
     value: float
@@ -79,6 +81,7 @@ class Score:
     notes: tuple[str, ...] = ()
     error: float | None = None  # bound of the rounding error, if known
     per_class: Mapping[str, float] | None = None  # name of a class -> its value
+    failure: str = ""
 
     @property
     def fingerprint(self) -> str:
@@ -91,7 +94,7 @@ class Score:
 
         `kimg`, `notes`, `error` and `per_class` are left out if there are none.
         """
-        line: dict[str, Any] = {"name": self.name, "value": self.value}
+        line: dict[str, Any] = {"name": self.name, "value": None if self.failure else self.value}
         if kimg is not None:
             line["kimg"] = kimg
         line["protocol"] = dict(self.protocol)
@@ -103,6 +106,8 @@ class Score:
             line["error"] = self.error
         if self.per_class is not None:
             line["per_class"] = dict(self.per_class)
+        if self.failure:
+            line["nonfinite"] = ["value"]  # as JsonlFile writes NaN
         return line
 
 
@@ -136,6 +141,8 @@ def evaluate(
 ) -> list[Score]:
     """Score fakes by each of `metrics`. Every rank calls this with equal arguments and gets the same list.
 
+    A metric that cannot be computed does not affect the others: its scores have a `failure`.
+
     Args:
         fakes: Maps a range of indices to images, uint8 [len, C, H, W] in [0, 255]; image i must depend on i only. Each
             rank requests its blocks of `batch` images; the blocks are the same for any number of ranks.
@@ -153,7 +160,7 @@ def evaluate(
 
     Raises:
         UsageError: Before any image is sampled: a metric is unknown, is not defined in `space`, contradicts `count` or
-            lacks labels, or the reals do not fit.
+            lacks labels, or the reals do not fit. Afterwards: no metric could be computed.
         EvaluationAborted: `should_abort` returned True on all ranks.
     """
     protocol = protocol or EvalProtocol()
@@ -175,10 +182,18 @@ def evaluate(
             f"reals: images are {_format_shape(real.image_shape)} (CxHxW), but fakes are {fake_shape}. Use equal shapes"
         )
     inputs = MetricInputs(real, fake, group, protocol.seed, labels.names, torch.device(device))
-    shared_s = time.perf_counter() - start
+    return _compute_scores(names, inputs, protocol, time.perf_counter() - start)
+
+
+def _compute_scores(
+    names: Mapping[str, Sequence[str]], inputs: MetricInputs, protocol: EvalProtocol, shared_s: float
+) -> list[Score]:
+    """Compute the scores of all metrics, by the names of their scores. UsageError if none can be computed."""
     scores: list[Score] = []
     for metric, score_names in names.items():
         scores += _scores(METRICS[metric], score_names, inputs, protocol, shared_s)
+    if scores and all(score.failure for score in scores):
+        raise UsageError(f"metrics={next(iter(names))}: {scores[0].failure}")
     return scores
 
 
@@ -187,14 +202,22 @@ def _scores(
 ) -> list[Score]:
     """Compute the scores of one metric; `shared_s` is the duration of the passes over the images."""
     start = time.perf_counter()
-    values = metric.compute(inputs, **metric.settings)
+    failure = ""
+    notes: tuple[str, ...] = ()
+    try:
+        values = metric.compute(inputs, **metric.settings)
+    except (MetricFailed, UsageError) as error:
+        failure = str(error)
+        notes = (f"could not be computed: {failure}",)
+        values = [MetricValue(math.nan)] * len(names)
     seconds = shared_s + time.perf_counter() - start
     real = inputs.real
     fake = inputs.fake
     fields = _protocol_fields(metric, protocol, real if metric.real_accumulators else None, fake)
-    notes = (*metric.notes(fake.space, real, fake), *fake.space.notes)
+    if not failure:
+        notes = (*metric.notes(fake.space, real, fake), *fake.space.notes)
     return [
-        Score(name, value.value, fields, seconds, (*value.notes, *notes), value.error, value.per_class)
+        Score(name, value.value, fields, seconds, (*value.notes, *notes), value.error, value.per_class, failure)
         for name, value in zip(names, values, strict=False)  # pr50k3_full reports only two of four values
     ]
 

@@ -3,8 +3,10 @@
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from paragan.core.errors import UsageError
@@ -28,6 +30,8 @@ KID_SUBSET_SIZE = 1000  # images, the usual value
 DEFAULT_COUNT = 50_000  # fakes, the usual value
 MAX_FEATURES = 8192  # of a covariance: the time of its root grows with their cube
 MAX_COVARIANCE_NUMBERS = 2**27  # in the covariances of all classes: 1 GB
+MIN_SPLIT_IMAGES = 2  # in a split of an Inception score, which is 1 for a single image
+NO_CLASS_OF_TWO = "no class has two reals, which a distance within classes needs. Use fd, kid or prdc"
 CAS_TEST_IMAGES = 10_000  # reals that a classifier trained on fakes is tested on
 
 
@@ -77,6 +81,8 @@ def _prdc(inputs: MetricInputs, *, k: int) -> list[MetricValue]:
 def _intra_frechet(inputs: MetricInputs) -> list[MetricValue]:
     a: list[Gaussian | None] = inputs.real.get(ClassGaussianAcc())
     b: list[Gaussian | None] = inputs.fake.get(ClassGaussianAcc())
+    if not any(a):
+        raise UsageError(NO_CLASS_OF_TWO)
 
     def compute() -> list[float]:
         numbers: list[float] = []
@@ -88,7 +94,8 @@ def _intra_frechet(inputs: MetricInputs) -> list[MetricValue]:
     values = {name: value for name, value in zip(inputs.classes, numbers[::2], strict=True) if value >= 0}
     if not values:
         raise UsageError(
-            "count: no class has two fakes and two reals, which an intra-class distance needs. Use a larger count"
+            f"no class with two reals has two fakes, which a distance needs: {inputs.fake.count} fakes for "
+            f"{len(a)} classes. Use a larger count"
         )
     error = sum(numbers[1::2]) / len(values)
     notes = _missing_classes_notes(inputs.classes, values)
@@ -190,10 +197,13 @@ def _class_rank_deficiency_notes(space: FeatureSpace, real: FeatureStats, fake: 
     return tuple(notes)
 
 
-def _few_images_notes(space: FeatureSpace, real: FeatureStats | None, fake: FeatureStats) -> tuple[str, ...]:
-    if fake.count > space.num_logits:
+def _few_images_notes(
+    space: FeatureSpace, real: FeatureStats | None, fake: FeatureStats, splits: int
+) -> tuple[str, ...]:
+    if fake.count // splits > space.num_logits:
         return ()
-    return (f"{fake.count} fakes for {space.num_logits} classes: biased downwards",)
+    of_splits = f" in {splits} splits" if splits > 1 else ""
+    return (f"{fake.count} fakes{of_splits} for {space.num_logits} classes: biased downwards",)
 
 
 def _small_subset_notes(space: FeatureSpace, real: FeatureStats, fake: FeatureStats) -> tuple[str, ...]:
@@ -253,7 +263,9 @@ _INTRA = Metric(
 _KID = Metric(
     ("kid",), _kid, _FEATURES, _FEATURES, {"subsets": 100, "subset_size": KID_SUBSET_SIZE}, notes=_small_subset_notes
 )
-_IS = Metric(("is",), _is, (LogitAcc(10),), (), {"splits": 10}, _check_has_logits, _few_images_notes)
+_IS = Metric(
+    ("is",), _is, (LogitAcc(10),), (), {"splits": 10}, _check_has_logits, partial(_few_images_notes, splits=10)
+)
 _PRDC = Metric(("precision_{}", "recall_{}", "density_{}", "coverage_{}"), _prdc, _FEATURES, _FEATURES, {"k": 5})
 
 METRICS: Mapping[str, Metric] = {
@@ -265,7 +277,13 @@ METRICS: Mapping[str, Metric] = {
     "kid": _KID,
     "kid50k_full": dataclasses.replace(_KID, scores=("kid50k_full",), required_fakes=50_000),
     "is": _IS,
-    "is1": dataclasses.replace(_IS, scores=("is1",), fake_accumulators=(LogitAcc(1),), settings={"splits": 1}),
+    "is1": dataclasses.replace(
+        _IS,
+        scores=("is1",),
+        fake_accumulators=(LogitAcc(1),),
+        settings={"splits": 1},
+        notes=partial(_few_images_notes, splits=1),
+    ),
     "is50k": dataclasses.replace(_IS, scores=("is50k",), required_fakes=50_000),
     "prdc": _PRDC,
     "pr50k3_full": dataclasses.replace(
@@ -295,6 +313,15 @@ def metric_names(requested: str, space: FeatureSpace) -> tuple[str, ...]:
     return tuple(name.format(space.name) if "{}" in name else f"{name}{suffix}" for name in metric.scores)
 
 
+def check_class_counts(metrics: Sequence[str], labels: np.ndarray | None) -> None:
+    """Raise `UsageError` for distances within classes if no class of the reals has two images."""
+    if labels is None or np.bincount(labels).max(initial=0) >= 2:
+        return
+    for name in metrics:
+        if ClassGaussianAcc() in get_metric(name).real_accumulators:
+            raise UsageError(f"metrics={name}: {NO_CLASS_OF_TWO}")
+
+
 def check_labels(metrics: Sequence[str], space: FeatureSpace, classes: int) -> None:
     """Raise `UsageError` for per-class metrics if there are no labels, or too many classes for their covariances."""
     for name in metrics:
@@ -310,9 +337,20 @@ def check_labels(metrics: Sequence[str], space: FeatureSpace, classes: int) -> N
 
 
 def num_fakes(metrics: Sequence[str], count: int | None = None) -> int:
-    """Return `count`, by default 50,000. Raises `UsageError` if the name of a metric states another number."""
+    """Return `count`, by default 50,000.
+
+    Raises:
+        UsageError: the name of a metric states another number, or they are too few for its splits.
+    """
     for name in metrics:
-        required = get_metric(name).required_fakes
+        metric = get_metric(name)
+        splits = metric.settings.get("splits", 1)
+        if splits > 1 and count is not None and count < splits * MIN_SPLIT_IMAGES:
+            raise UsageError(
+                f"count={count}: {name} is of {splits} splits of at least {MIN_SPLIT_IMAGES} fakes. Use "
+                f"count={splits * MIN_SPLIT_IMAGES} or more, or is1"
+            )
+        required = metric.required_fakes
         if required and count not in (None, required):
             general = name.partition("50k")[0].replace("pr", "prdc")
             raise UsageError(f"count={count}: {name} is of {required} fakes. Use {general}, or count={required}")

@@ -12,6 +12,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from paragan.core.errors import UsageError
+
 
 class Waitable(Protocol):
     """A running operation."""
@@ -127,10 +129,30 @@ def broadcast_from_rank0(group: ReduceGroup, x: Tensor) -> Tensor:
     return x
 
 
+class MetricFailed(Exception):
+    """Raised on all ranks if a metric cannot be computed; rank 0 has the reason."""
+
+
 def compute_on_rank0(group: ReduceGroup, compute: Callable[[], list[float]], count: int) -> list[float]:
-    """Run `compute` on rank 0 and return its `count` numbers on every rank."""
-    values = compute() if group.rank == 0 else [0.0] * count
-    return broadcast_from_rank0(group, torch.tensor(values, dtype=torch.float64)).tolist()
+    """Run `compute` on rank 0 and return its `count` numbers on every rank.
+
+    Raises:
+        MetricFailed: on all ranks, if it fails.
+    """
+    values = [0.0] * count
+    reason = "it failed on rank 0"
+    has_failed = False
+    if group.rank == 0:
+        try:
+            values = compute()
+        except Exception as error:  # the other ranks wait for the numbers
+            reason = str(error) if isinstance(error, UsageError) else f"{type(error).__name__}: {error}"
+            has_failed = True
+    row = torch.tensor([float(has_failed), *values], dtype=torch.float64)
+    failed, *result = broadcast_from_rank0(group, row).tolist()
+    if failed:
+        raise MetricFailed(reason)
+    return result
 
 
 class EvaluationAborted(Exception):

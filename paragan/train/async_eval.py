@@ -25,7 +25,14 @@ from paragan.eval.metrics import metric_names
 from paragan.models.model import is_per_label, load_model
 from paragan.models.model_files import ModelSnapshot, try_read_consistent
 from paragan.train.callbacks import best_model
-from paragan.train.callbacks.scoring import append_scores, format_score_summary, make_feature_space, score, scored_names
+from paragan.train.callbacks.scoring import (
+    append_scores,
+    format_failures,
+    format_score_summary,
+    make_feature_space,
+    score,
+    scored_names,
+)
 from paragan.train.console import RunConsole
 from paragan.train.health.monitor import read_rollbacks
 from paragan.train.run_dir import RunDir
@@ -124,6 +131,8 @@ class RunFollower:
             append_scores(self.folder, scores, kimg)
             self._update_best(folder, scores, kimg)
         self.console.print(f"{kimg:g} kimg: {format_score_summary(scores)}  (in {time.perf_counter() - start:.3g} s)")
+        for line in format_failures(scores):
+            self.console.print(line)
         return True
 
     def _compute_scores(self, folder: Path, evaluation: EvaluationOptions) -> list[Score]:

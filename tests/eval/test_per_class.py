@@ -1,4 +1,6 @@
 import dataclasses
+import json
+import math
 
 import numpy as np
 import pytest
@@ -88,7 +90,7 @@ def test_class_with_too_few_images_is_left_out_with_a_note():
     assert list(found.per_class) == ["dark"]
     assert "too few images of 1 of 2 classes (bright)" in found.notes
     assert any("2 fakes for 4 features: biased upwards" in note for note in found.notes)
-    with pytest.raises(UsageError, match="no class has two fakes"):
+    with pytest.raises(UsageError, match="no class with two reals has two fakes"):
         score(["intra_fd"], count=2, wrong=0)
 
 
@@ -152,3 +154,31 @@ def test_classifier_of_other_classes_raises():
 def test_too_many_class_covariances_raise():
     with pytest.raises(UsageError, match="1000 covariances of 3072 features"):
         table.check_labels(["intra_fd"], pixels(32, 3), 1000)
+
+
+def test_one_failed_metric_leaves_the_others(on_ranks):
+    for size in (1, 3):
+        for intra, accuracy in on_ranks(size, lambda group: score(["intra_fd", "accuracy"], group, count=2, wrong=0)):
+            assert "no class with two reals has two fakes" in intra.failure
+            assert math.isnan(intra.value)
+            line = json.loads(json.dumps(intra.to_json(), allow_nan=False))
+            assert (line["value"], line["nonfinite"]) == (None, ["value"])
+            assert line["notes"] == [f"could not be computed: {intra.failure}"]
+            assert accuracy.value == 1
+
+
+def test_a_metric_that_fails_on_rank_0_fails_on_all(on_ranks, monkeypatch):
+    def fail(a, b):
+        raise ArithmeticError("no root")
+
+    monkeypatch.setattr(table, "frechet_distance", fail)
+    results = on_ranks(2, lambda group: score(["fd", "accuracy"], group))
+    assert [fd.failure for fd, _ in results] == ["ArithmeticError: no root", "it failed on rank 0"]
+    assert len({accuracy.value for _, accuracy in results}) == 1
+
+
+def test_classes_of_one_image_raise():
+    table.check_class_counts(["intra_fd"], np.array([0, 1, 1]))
+    table.check_class_counts(["fd"], np.arange(9))
+    with pytest.raises(UsageError, match=r"no class has two reals.*Use fd, kid or prdc"):
+        table.check_class_counts(["fd", "intra_fd"], np.arange(9))

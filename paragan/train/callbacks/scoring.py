@@ -20,7 +20,7 @@ from paragan.comm.world import World
 from paragan.config.resolve import load_dataset
 from paragan.config.run import Run
 from paragan.config.sections import EvaluationOptions
-from paragan.core.errors import Interrupted, UsageError
+from paragan.core.errors import Interrupted, RunError, UsageError
 from paragan.core.jsonl import JsonlFile, Row, is_number, read_jsonl
 from paragan.data.dataset import Dataset
 from paragan.eval import classifier
@@ -35,7 +35,7 @@ from paragan.eval.evaluate import (
 )
 from paragan.eval.feature_stats import FeatureStats
 from paragan.eval.features import FeatureSpace, named_space, raw_values, space_from_module
-from paragan.eval.metrics import METRICS, check_labels, metric_names, num_fakes
+from paragan.eval.metrics import METRICS, check_class_counts, check_labels, metric_names, num_fakes
 from paragan.eval.reference_stats import load_reference_stats
 from paragan.eval.sharding import EvaluationAborted, all_ranks, block_shards
 from paragan.models.model import Model, load_model
@@ -88,6 +88,9 @@ class ScoringCallback:
                 if session.world.is_main:
                     append_scores(self.folder, scores, kimg)
                 self.best_tracker(session, scores)
+        except UsageError as error:  # fakes that cannot be scored, such as images of NaN
+            self.console.print(f"{kimg:g} kimg: could not be scored: {error}")
+            return
         except EvaluationAborted:  # the run that resumes does it again
             if session.clock.is_done:
                 message = f"stopped at its end, {kimg:g} kimg, before its scores were measured"
@@ -101,6 +104,8 @@ class ScoringCallback:
             )
         seconds = max(score.seconds for score in scores)
         self.console.print(f"{kimg:g} kimg: {format_score_summary(scores)}  (in {seconds:.3g} s)")
+        for line in format_failures(scores):
+            self.console.print(line)
 
     def _score_session(self, session: Session, evaluation: EvaluationOptions) -> list[Score]:
         batch_norm = "standing" if session.game.g.batch_coupled_layers else "none"
@@ -230,8 +235,14 @@ def check_evaluation(evaluation: EvaluationOptions, dataset: Dataset, best_metri
             )
     num_fakes(evaluation.metrics, evaluation.count)
     check_labels(evaluation.metrics, space, len(dataset.classes) if dataset.labels is not None else 0)
+    check_class_counts(evaluation.metrics, dataset.labels)
     if evaluation.reference:
         reals = load_reference_stats(evaluation.reference, space)
+        if reals.image_shape and reals.image_shape != dataset.shape:
+            raise UsageError(
+                f"evaluation.reference={evaluation.reference}: is of images {list(reals.image_shape)}, and the data "
+                f"are {list(dataset.shape)}. Use one of these, as `paragan data stats` writes it"
+            )
         for accumulator in unique_accumulators([METRICS[name].real_accumulators for name in evaluation.metrics]):
             reals.get(accumulator)
 
@@ -316,7 +327,12 @@ def append_scores(folder: Path, scores: Sequence[Score], kimg: float) -> None:
 
 def format_score_summary(scores: Sequence[Score]) -> str:
     """Format scores: "fd_pixels 1.23  precision_pixels 0.91"."""
-    return "  ".join(f"{score.name} {score.value:.4g}" for score in scores)
+    return "  ".join(f"{score.name} {score.value:.4g}" for score in scores if not score.failure)
+
+
+def format_failures(scores: Sequence[Score]) -> list[str]:
+    """Return a line for each score that could not be computed."""
+    return [f"{score.name} could not be computed: {score.failure}" for score in scores if score.failure]
 
 
 def sweep_truncations(
@@ -340,6 +356,9 @@ def sweep_truncations(
 
     Returns:
         The scores by truncation, smallest first.
+
+    Raises:
+        RunError: after the others were written, if a score could not be computed.
     """
     if data:
         run = dataclasses.replace(run, data=dataclasses.replace(run.data, path=data))
@@ -352,15 +371,19 @@ def sweep_truncations(
         console.print("a classifier of the data is trained first, unless it is cached: that takes minutes")
     reference = make_scoring_reference(evaluation, dataset, world.all_ranks, world.device)
     results: list[list[Score]] = []
+    failures: list[str] = []
     for truncation in sorted(truncations):
         protocol = EvalProtocol(batch_norm=model.batch_norm, ema=True, truncation=truncation, seed=seed)
         scores = score(model.sampler, dataset, evaluation, protocol, world.all_ranks, truncation, reference)
         results.append(scores)
+        failures += format_failures(scores)
         if world.is_main:
             _write_and_print(folder, scores, model.kimg, console)
     if len(results) > 1:
         for line in format_truncation_table(results):
             console.print(line)
+    if failures:
+        raise RunError(f"{'; '.join(dict.fromkeys(failures))}. The other scores are written", same_on_all_ranks=True)
     return results
 
 
@@ -382,6 +405,8 @@ def _write_and_print(folder: Path, scores: Sequence[Score], kimg: float, console
     previous_rows = read_jsonl(folder / "metrics.jsonl")
     append_scores(folder, scores, kimg)
     for score in scores:
+        if score.failure:
+            continue
         notes = "".join(f"  ({note})" for note in score.notes)
         console.print(f"{score.name} {score.value:.4g}{notes}")
         if score.per_class:

@@ -18,7 +18,7 @@ from paragan.models.model import label_dir, load_model
 from paragan.report.page import write_report
 from paragan.train.callbacks.report_figures import make_final_figures
 from paragan.train.callbacks.sample_images import draw_fakes
-from paragan.train.callbacks.scoring import append_scores, format_score_summary, score
+from paragan.train.callbacks.scoring import append_scores, format_failures, format_score_summary, score
 from paragan.train.console import RunConsole
 from paragan.train.per_label.jobs import Job
 from paragan.train.per_label.lease_queue import LeaseEntry
@@ -49,6 +49,8 @@ def finalize(
         JsonlFile(folder / "metrics.jsonl").truncate_after(math.nextafter(kimg, 0), key="kimg")
         append_scores(folder, scores, kimg)
         console.print(f"{kimg:g} kimg, all labels: {format_score_summary(scores)}")
+        for line in format_failures(scores):
+            console.print(line)
     draw_fakes(model.sampler, run.nets, dataset, dataset.labels, folder / f"fakes{round(kimg):06d}.png")
     stats_path = folder / "stats.jsonl"
     stats_path.unlink(missing_ok=True)

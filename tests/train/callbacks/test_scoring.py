@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import paragan
+from paragan.core.errors import UsageError
 from paragan.core.jsonl import JsonlFile, read_jsonl
 from paragan.eval import classifier
 from paragan.eval.metrics import METRICS
@@ -24,6 +25,11 @@ from processes import (
     train_tiny,
     usage_error,
 )
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
 
 
 def npz(path, **arrays):
@@ -42,6 +48,62 @@ def test_too_few_reals_raise_before_training(tmp_path):
     data = npz(tmp_path / "one.npz", images=np.zeros((1, 8, 8, 1), np.uint8))
     line = usage_error("train", *TINY_RUN_ARGS, "--data", data, "--run-dir", tmp_path / "run")
     assert "1 reals" in line
+
+
+def one_image_a_class(folder):
+    images = np.random.default_rng(0).integers(0, 256, (40, 8, 8, 1), np.uint8)
+    return npz(folder / "one.npz", images=images, labels=np.arange(40))
+
+
+def test_classes_of_one_image_raise_before_training(tmp_path):
+    command = ["train", *TINY_RUN_ARGS, "--kimg=0.032", "--data", one_image_a_class(tmp_path), "--run-dir=run"]
+    assert "no class has two reals" in usage_error(*command, "--evaluation.metrics=[fd,intra_fd]", "-n")
+    assert "Use fd, kid or prdc" in usage_error(*command, "--evaluation.metrics=[fd,intra_fd]")
+    assert not (tmp_path / "run").exists()
+    assert run_cli(*command, "--evaluation.metrics=[fd,kid,prdc]").status == 0  # as it says
+
+
+def test_splits_of_one_fake_raise_before_training(tmp_path):
+    command = ["train", *TINY_RUN_ARGS, "--evaluation.features=resnet20", "--run-dir=run"]
+    line = usage_error(*command, "--evaluation.metrics=[is]", "--evaluation.count=19")
+    assert "is is of 10 splits of at least 2 fakes. Use count=20 or more, or is1" in line
+    for advice in (["--evaluation.metrics=[is]", "--evaluation.count=20"], ["--evaluation.metrics=[is1]"]):
+        assert run_cli(*command, *advice, "-n").status == 0
+
+
+def test_a_reference_of_other_images_raises_before_training(tmp_path):
+    stats = tmp_path / "stats.npz"
+    np.savez(stats, mu=np.zeros(64), sigma=np.eye(64), count=100, image=np.array([4, 4, 4]))
+    line = usage_error("train", *TINY_RUN_ARGS, f"--evaluation.reference={stats}", "--run-dir=run")
+    assert "is of images [4, 4, 4], and the data are [1, 8, 8]" in line
+
+
+def test_one_failed_score_leaves_the_others_and_the_report(tmp_path, monkeypatch):
+    monkeypatch.setattr(scoring, "check_class_counts", lambda *_: None)
+    run = tmp_path / "run"
+    command = ["train", *TINY_RUN_ARGS, "--kimg=0.032", "--data", one_image_a_class(tmp_path), f"--run-dir={run}"]
+    ended = run_cli(*command, "--evaluation.metrics=[intra_fd,fd]", "--evaluation.count=16")
+    assert ended.status == 0, ended.err
+    assert "intra_fd_pixels could not be computed: no class has two reals" in ended.out
+    intra, fd = read_jsonl(run / "metrics.jsonl")
+    assert (intra["value"], fd["name"]) == (None, "fd_pixels")
+    assert "could not be computed: no class has two reals" in (run / "report.html").read_text()
+    ended = run_cli("eval", run, "--metrics=kid,intra_fd", "--count=16")
+    assert ended.status == 1
+    assert "intra_fd_pixels could not be computed" in ended.err
+    assert read_jsonl(run / "metrics.jsonl")[2]["name"] == "kid_pixels"
+    assert "no class has two reals" in usage_error("eval", run, "--metrics=intra_fd", "--count=16")
+
+
+def test_fakes_that_cannot_be_scored_leave_the_report(tmp_path, monkeypatch):
+    def fail(*_, **__):
+        raise UsageError("space=pixels: returned features that are not finite")
+
+    monkeypatch.setattr(scoring, "score", fail)
+    ended = run_cli("train", *TINY_RUN_ARGS, "--kimg=0.032", "--run-dir=run")
+    assert ended.status == 0
+    assert "could not be scored: space=pixels" in ended.out
+    assert (tmp_path / "run/report.html").exists()
 
 
 def test_a_class_without_images_is_not_sampled(tmp_path):
