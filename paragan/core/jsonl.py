@@ -10,15 +10,19 @@ import fcntl
 import json
 import math
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, BinaryIO, TypeGuard
 
 from paragan.core.atomic_write import atomic_write_bytes
-from paragan.core.errors import UsageError
+from paragan.core.errors import RunError, UsageError
 
 Row = dict[str, Any]
+
+LOCK_TIMEOUT_S = 60.0  # how long another process may hold the lock of a file
+LOCK_POLL_S = 0.01
 
 
 class JsonlFile:
@@ -139,11 +143,24 @@ def _locked(path: Path) -> Iterator[BinaryIO]:
     """Open a file for appending and lock it against other writers, if its file system has locks.
 
     Another process may replace the file while this one waits for the lock: then it is opened again.
+
+    Raises:
+        RunError: another process held the lock for `LOCK_TIMEOUT_S`.
     """
+    deadline = time.monotonic() + LOCK_TIMEOUT_S
     while True:
         with path.open("a+b") as file:
-            with contextlib.suppress(OSError):
-                fcntl.flock(file, fcntl.LOCK_EX)
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise RunError(
+                        f"{path}: another process has locked it for {LOCK_TIMEOUT_S:g} s. End that process"
+                    ) from None
+                time.sleep(LOCK_POLL_S)
+                continue
+            except OSError:
+                pass  # a file system without locks
             if _is_same_file(file, path):
                 yield file
                 return

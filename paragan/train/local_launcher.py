@@ -1,11 +1,14 @@
 """Start several ranks on this machine without another launcher: `--ranks N`.
 
-Every rank holds one end of a pipe whose other end only the launcher has. The pipe closes when the launcher ends, in
-whatever way, and then the rank stops as after SIGTERM.
+Every rank holds one end of a pipe whose other end only the launcher has. Through it the launcher tells which other
+ranks have died, which a rank that waits for them would not notice otherwise. The pipe closes when the launcher ends,
+in whatever way, and then the rank stops as after SIGTERM.
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import signal
 import socket
@@ -16,6 +19,7 @@ import time
 from collections.abc import Sequence
 from types import FrameType
 
+from paragan.comm.lost_ranks import report_lost_rank
 from paragan.core.errors import RunError
 
 SHUTDOWN_GRACE_S = 30.0  # after one rank failed, for the others to end by themselves
@@ -34,7 +38,7 @@ def launch(ranks: int, arguments: Sequence[str], tolerate_lost_ranks: bool = Fal
     """
     port = _find_free_port()
     processes: list[subprocess.Popen[bytes]] = []
-    rank_end, launcher_end = os.pipe()
+    pipes: list[int] = []  # the launcher's ends, by rank
     forwarded: list[int] = []
 
     def forward_signal(signum: int, frame: FrameType | None) -> None:
@@ -46,8 +50,11 @@ def launch(ranks: int, arguments: Sequence[str], tolerate_lost_ranks: bool = Fal
     previous_handlers = {s: signal.signal(s, forward_signal) for s in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)}
     try:
         for rank in range(ranks):
+            rank_end, launcher_end = os.pipe()
+            pipes.append(launcher_end)
             processes.append(_start_rank(rank, ranks, port, arguments, rank_end))
-        status = _wait_for_ranks(processes, tolerate_lost_ranks)
+            os.close(rank_end)
+        status = _wait_for_ranks(processes, pipes, tolerate_lost_ranks)
         codes = [process.returncode for process in processes]
         if status == 1 and {*codes} <= {0, 3, *(-number for number in forwarded)}:
             # the signal came before the ranks had installed their handlers
@@ -62,19 +69,25 @@ def launch(ranks: int, arguments: Sequence[str], tolerate_lost_ranks: bool = Fal
             signal.signal(number, handler)
         for process in processes:
             process.kill()
-        os.close(rank_end)
-        os.close(launcher_end)
+        for pipe in pipes:
+            os.close(pipe)
 
 
 def watch_launcher() -> None:
-    """Stop this rank, from now on, when its launcher is gone. Does nothing without a launcher."""
+    """Note, from now on, which ranks the launcher reports as lost, and stop this one when the launcher is gone.
+
+    Does nothing without a launcher.
+    """
     pipe = os.environ.pop(LAUNCHER_PIPE_ENV, "")
     if pipe:
-        threading.Thread(target=_stop_when_closed, args=(int(pipe),), daemon=True).start()
+        threading.Thread(target=_read_launcher_pipe, args=(int(pipe),), daemon=True).start()
 
 
-def _stop_when_closed(pipe: int) -> None:
-    os.read(pipe, 1)  # nothing is ever written
+def _read_launcher_pipe(pipe: int) -> None:
+    with os.fdopen(pipe) as lines:
+        for line in lines:
+            rank, reason = json.loads(line)
+            report_lost_rank(rank, reason)
     os.kill(os.getpid(), signal.SIGTERM)
 
 
@@ -94,10 +107,15 @@ def _start_rank(rank: int, ranks: int, port: int, arguments: Sequence[str], pipe
     return subprocess.Popen(command, env=env, process_group=0, pass_fds=[pipe])
 
 
-def _wait_for_ranks(processes: list[subprocess.Popen[bytes]], tolerate_lost_ranks: bool) -> int:
+def _wait_for_ranks(processes: list[subprocess.Popen[bytes]], pipes: Sequence[int], tolerate_lost_ranks: bool) -> int:
     """Wait until all ranks have ended; end the others some time after one failed. Returns the status of the run."""
     deadline = None
+    reported: set[int] = set()
     while any(process.poll() is None for process in processes):
+        for rank, process in enumerate(processes):
+            if rank not in reported and process.poll() not in (None, 0):
+                reported.add(rank)
+                _report_loss(rank, process.returncode, pipes)
         has_failed = any(process.poll() not in (None, 0) for process in processes)
         if deadline is None and has_failed and not tolerate_lost_ranks:
             deadline = time.monotonic() + SHUTDOWN_GRACE_S
@@ -114,6 +132,15 @@ def _wait_for_ranks(processes: list[subprocess.Popen[bytes]], tolerate_lost_rank
     if codes == {0}:
         return 0
     return next((code for code in (2, 3) if codes <= {0, code}), 1)
+
+
+def _report_loss(rank: int, exit_code: int, pipes: Sequence[int]) -> None:
+    """Tell the other ranks that this one has died."""
+    reason = f"was killed ({signal.Signals(-exit_code).name})" if exit_code < 0 else f"ended with status {exit_code}"
+    for other, pipe in enumerate(pipes):
+        if other != rank:
+            with contextlib.suppress(BrokenPipeError):  # that one has died too
+                os.write(pipe, (json.dumps([rank, reason]) + "\n").encode())
 
 
 def _describe_killed(exit_codes: Sequence[int]) -> str:

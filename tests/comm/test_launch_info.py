@@ -8,7 +8,7 @@ import pytest
 
 import tiny_run
 from paragan.comm.process_group import CommunicationError
-from paragan.comm.world import LaunchInfo, _first_host, rendezvous
+from paragan.comm.world import UNREAD_LAUNCHERS, LaunchInfo, _first_host, rendezvous
 from paragan.core.errors import UsageError
 from paragan.train.rank_agreement import check_same_config
 from processes import free_port
@@ -38,6 +38,19 @@ def test_srun_variables(tasks, local_size):
 def test_torchrun_precedes_slurm():
     env = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1", "RANK": "6", "WORLD_SIZE": "8"}
     assert LaunchInfo.from_environment(env).rank == 6
+
+
+@pytest.mark.parametrize(("rank", "size"), UNREAD_LAUNCHERS)
+def test_launchers_that_are_not_read_are_refused(rank, size):
+    with pytest.raises(UsageError, match=f"{size}=4: its launcher is not read.* Set RANK, WORLD_SIZE") as refusal:
+        LaunchInfo.from_environment({rank: "1", size: "4"})
+    assert not refusal.value.same_on_all_ranks
+    with pytest.raises(UsageError, match=f"{size}=4"):  # mpirun starts one daemon a host with srun
+        LaunchInfo.from_environment({rank: "1", size: "4", "SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "0"})
+    assert LaunchInfo.from_environment({rank: "0", size: "1"}) == LaunchInfo()
+    as_srun = {rank: "1", size: "4", "SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "1"}
+    assert LaunchInfo.from_environment(as_srun) == LaunchInfo(1, 4, 0, 1)
+    assert LaunchInfo.from_environment({rank: "1", size: "4", "RANK": "0", "WORLD_SIZE": "1"}) == LaunchInfo()
 
 
 @pytest.mark.parametrize(

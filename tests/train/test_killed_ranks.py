@@ -30,8 +30,8 @@ SAVING = (LONG_RUN_ARG, "--output.checkpoint_kimg=0.32")  # after every 20 of 10
 
 
 def paragan_line(err: str) -> str:
-    """The one line of paragan in the output."""
-    (line,) = [line for line in err.splitlines() if line.startswith("paragan: ")]
+    """Return the one line of paragan in the output, beside those that say for whom a rank waits."""
+    (line,) = [line for line in err.splitlines() if line.startswith("paragan: ") and " waits for " not in line]
     return line
 
 

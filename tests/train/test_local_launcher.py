@@ -10,7 +10,7 @@ from paragan.train.local_launcher import _wait_for_ranks
 
 
 @pytest.mark.parametrize(
-    ("ends", "still_running", "status"),
+    ("ends", "tolerate_lost_ranks", "status"),
     [
         (("exit 0", "exit 0"), False, 0),
         (("exit 2", "exit 2"), False, 2),
@@ -24,5 +24,5 @@ from paragan.train.local_launcher import _wait_for_ranks
         (("kill -9 $$", "exit 1"), True, 1),
     ],
 )
-def test_the_status_follows_those_of_the_ranks(ends, still_running, status):
-    assert _wait_for_ranks([subprocess.Popen(["sh", "-c", end]) for end in ends], still_running) == status
+def test_the_status_follows_those_of_the_ranks(ends, tolerate_lost_ranks, status):
+    assert _wait_for_ranks([subprocess.Popen(["sh", "-c", end]) for end in ends], [], tolerate_lost_ranks) == status

@@ -1,0 +1,169 @@
+"""How a run of several ranks starts: waits end, answer signals, and name those who are missing or lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from processes import LONG_RUN_ARG, CliProcess, free_port, train_args, wait_until
+
+pytestmark = [pytest.mark.kill, pytest.mark.timeout(240)]
+
+ENDS_WITHIN_S = 60  # far below the 300 s for which ranks wait for each other by default
+
+
+class MuteServer:
+    """A program that accepts connections and never answers."""
+
+    def __init__(self) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener.settimeout(60)
+        self.port = self._listener.getsockname()[1]
+        self._connections: list[socket.socket] = []
+
+    def wait_for_request(self) -> None:
+        """Return when a client has sent something. Clients may first look whether the port is open."""
+        while True:
+            connection, _ = self._listener.accept()
+            connection.settimeout(60)
+            self._connections.append(connection)
+            if connection.recv(1, socket.MSG_PEEK):
+                return
+
+    def close(self) -> None:
+        for connection in (self._listener, *self._connections):
+            connection.close()
+
+
+@pytest.fixture
+def mute_server() -> Iterator[MuteServer]:
+    server = MuteServer()
+    yield server
+    server.close()
+
+
+def rank_1_of_2(port: int) -> dict[str, str]:
+    return {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+
+
+@pytest.mark.parametrize("strategy", ["sync", "gossip"])
+def test_a_port_of_another_program_is_named_after_the_timeout(strategy, tmp_path, processes, mute_server):
+    arguments = train_args(tmp_path / "run", f"--strategy={strategy}", "--timeout_s=2")
+    rank = processes.start_forked(*arguments, **rank_1_of_2(mute_server.port))
+    assert rank.wait(ENDS_WITHIN_S) == 1
+    assert f"a process listens at 127.0.0.1:{mute_server.port}" in rank.err
+    assert "Use another MASTER_PORT" in rank.err
+    assert not (tmp_path / "run").exists()
+
+
+COMMANDS: dict[str, Callable[[Path, Path], list[str]]] = {
+    "train": lambda finished, out: train_args(out / "run"),
+    "train --strategy gossip": lambda finished, out: train_args(out / "run", "--strategy=gossip"),
+    "train --strategy per-label": lambda finished, out: train_args(out / "run", "--strategy=per-label"),
+    "train --strategy auto": lambda finished, out: train_args(out / "run", "--strategy=auto"),
+    "eval": lambda finished, out: ["eval", str(finished)],
+    "bench links": lambda finished, out: ["bench", "links"],
+    "bench strategies": lambda finished, out: ["bench", "strategies"],
+}
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_answers_signals_at_a_mute_port(command, number, finished, tmp_path, processes, mute_server):
+    rank = processes.start_forked(*COMMANDS[command](finished, tmp_path), **rank_1_of_2(mute_server.port))
+    mute_server.wait_for_request()
+    rank.send_signal(number)
+    assert rank.wait(ENDS_WITHIN_S) in (3, -number)
+
+
+def test_a_second_process_of_one_rank_is_refused(tmp_path, processes):
+    port = free_port()
+    arguments = train_args(tmp_path / "run", "--lanes=4")
+    others = {"WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    waiting = [processes.start_forked(*arguments, RANK=rank, **others) for rank in "01"]
+    wait_until(lambda: connections_to(port) >= 2, description="ranks 0 and 1 are connected")
+    second = processes.start_forked(*arguments, RANK="1", **others)
+    assert second.wait(ENDS_WITHIN_S) == 1
+    assert f"rank 1 is at 127.0.0.1:{port} (MASTER_ADDR:MASTER_PORT) already" in second.err
+    of_four = processes.start_forked(*arguments, RANK="2", **(others | {"WORLD_SIZE": "4"}))
+    assert of_four.wait(ENDS_WITHIN_S) == 1
+    assert "belongs to a run of 3 ranks, and this is rank 2 of 4" in of_four.err
+    assert [rank.status() for rank in waiting] == [None, None]
+
+
+def connections_to(port: int) -> int:
+    """Return how many established TCP connections of this host lead to a port."""
+    lines = [
+        line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]
+    ]
+    return sum(line[2].endswith(f":{port:04X}") and line[3] == "01" for line in lines)
+
+
+def test_a_rank_says_for_whom_it_waits(tmp_path, processes):
+    patch = "from paragan.comm import world\nworld.WAIT_NOTICE_S = 0.1"
+    env = {"RANK": "0", "WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    rank = processes.start_forked(*train_args(tmp_path / "run", "--lanes=4", "--timeout_s=2"), patch=patch, **env)
+    assert rank.wait(ENDS_WITHIN_S) == 1
+    notice, error = rank.err.splitlines()
+    assert notice == "paragan: rank 0 of 3 waits for rank 1, 2, which RANK=0, WORLD_SIZE=3 count"
+    assert error == "paragan: rank 1, 2 did not arrive within 2 s (RANK=0, WORLD_SIZE=3)"
+
+
+# kills while a run starts ------------------------------------------------------------------------------------------
+
+
+def process_exists(pid: int, run: Path) -> bool:
+    return True
+
+
+def torch_is_loaded(pid: int, run: Path) -> bool:
+    return "libtorch_cpu" in Path(f"/proc/{pid}/maps").read_text()
+
+
+def has_a_socket(pid: int, run: Path) -> bool:
+    return any(str(file.readlink()).startswith("socket:") for file in Path(f"/proc/{pid}/fd").iterdir())
+
+
+def folder_is_chosen(pid: int, run: Path) -> bool:
+    return (run / "run.yaml").exists()
+
+
+MOMENTS = (process_exists, torch_is_loaded, has_a_socket, folder_is_chosen)
+START_KILLS = [
+    *(("sync", moment) for moment in MOMENTS),
+    *(("gossip", moment) for moment in MOMENTS),
+    *((strategy, has_a_socket) for strategy in ("quantized", "async", "async-gossip", "per-label")),
+]
+
+
+@pytest.mark.parametrize(("strategy", "moment"), START_KILLS)
+def test_a_rank_killed_while_ranks_start_does_not_hang_the_others(strategy, moment, tmp_path, processes):
+    run = tmp_path / "run"
+    arguments = train_args(run, "--ranks=3", f"--strategy={strategy}", "--lanes=4", LONG_RUN_ARG)
+    launcher = processes.start_forked(*arguments)
+    pid = wait_until(lambda: rank_pid(launcher, 1), description="rank 1 is started")
+
+    def reached() -> bool:
+        try:
+            return moment(pid, run)
+        except OSError:  # of /proc, while the process changes
+            return False
+
+    wait_until(reached, description=moment.__name__)
+    os.kill(pid, signal.SIGKILL)
+    status = launcher.wait(ENDS_WITHIN_S)
+    if status != 0:  # a strategy that goes on without a lost rank may do so once all have met
+        assert status == 1
+        assert "rank 1 " in launcher.err
+
+
+def rank_pid(launcher: CliProcess, rank: int) -> Any:
+    """Return the process of a rank, or None if the launcher has not started it yet."""
+    children = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()
+    return int(children[rank]) if len(children) > rank else None
