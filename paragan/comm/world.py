@@ -531,6 +531,17 @@ class World:
             if self.is_main:
                 self._await_fault_readers()
 
+    def interrupt_waits(self, is_store_stuck: bool = False) -> None:
+        """End the waits of this rank for others: they raise CommunicationError. Any thread may call this.
+
+        is_store_stuck: whether the store does not answer either.
+        """
+        if is_store_stuck and not self.is_main:
+            shutdown_sockets(self._store_sockets)
+        if isinstance(self.all_ranks, TorchGroup):
+            self.all_ranks.process_group.abort()  # no effect with gloo
+        self._shutdown_peer_sockets()
+
     def _shutdown_peer_sockets(self) -> None:
         if isinstance(self.all_ranks, TorchGroup):
             shutdown_sockets(open_sockets() - self._other_sockets)

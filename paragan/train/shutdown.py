@@ -2,6 +2,9 @@
 
 A signal to any rank is announced through the store. Every rank then answers with a bound: a step it will not pass
 before it knows the decision. The run stops at the largest bound, which no rank can have passed.
+
+A rank that waits for another one in torch's code cannot run its signal handler. Therefore a thread notices signals too
+(`signal.set_wakeup_fd`), says which ranks do not answer, and ends the wait if they never do, or at a second signal.
 """
 
 from __future__ import annotations
@@ -9,6 +12,8 @@ from __future__ import annotations
 import contextlib
 import math
 import signal
+import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Generator
@@ -18,6 +23,8 @@ from paragan.comm.process_group import CommunicationError, Store, as_comm_error
 from paragan.comm.world import World
 
 POLL_S = 0.2
+ANSWER_NOTICE_S = 4.0  # after a signal: the ranks that have not answered are named
+ANSWER_TIMEOUT_S = 20.0  # after a signal: waits for ranks that have not answered are ended
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 SignalHandler = Callable[[int, FrameType | None], None]
 
@@ -73,10 +80,18 @@ class StopCoordinator:
         self._lock = threading.Lock()
         self._previous_handlers: dict[signal.Signals, object] = {}
         self._poll_thread: threading.Thread | None = None
+        self._noticed_signal = ""  # by the thread that notices signals
+        self._store_busy_since_s = math.inf  # since when the poll thread waits for the store
+        self._wakeup: tuple[socket.socket, socket.socket] | None = None
 
     def __enter__(self) -> StopCoordinator:
         self._previous_handlers = _install_handlers(self._on_signal)
         self.attach_to_world()
+        if self._previous_handlers and self.world.size > 1 and not self.world.is_elastic:
+            self._wakeup = socket.socketpair()
+            self._wakeup[1].setblocking(False)
+            signal.set_wakeup_fd(self._wakeup[1].fileno(), warn_on_full_buffer=False)
+            threading.Thread(target=self._watch_signals, args=(self._wakeup[0],), daemon=True, name="signals").start()
         return self
 
     def attach_to_world(self) -> None:
@@ -94,6 +109,9 @@ class StopCoordinator:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._wakeup:
+            signal.set_wakeup_fd(-1)
+            self._wakeup[1].close()  # ends the thread
         _restore_handlers(self._previous_handlers)
         self._closed.set()
         if self._poll_thread:
@@ -135,6 +153,51 @@ class StopCoordinator:
             raise KeyboardInterrupt  # the second Ctrl-C stops at once
         self.request(signal.Signals(signum).name)
 
+    def _watch_signals(self, wakeup: socket.socket) -> None:
+        """Body of the thread that notices signals while the main thread waits in torch's code."""
+        with wakeup:
+            while data := wakeup.recv(1):
+                if data[0] in SIGNALS:
+                    break
+            else:
+                return
+            self._noticed_signal = signal.Signals(data[0]).name
+            start = time.monotonic()
+            for seconds in (ANSWER_NOTICE_S, ANSWER_TIMEOUT_S):
+                while (left := start + seconds - time.monotonic()) > 0:
+                    wakeup.settimeout(left)
+                    with contextlib.suppress(TimeoutError):
+                        data = wakeup.recv(1)
+                        if not data:
+                            return  # the run has ended
+                        if data[0] in SIGNALS:
+                            self.world.interrupt_waits(self._is_store_stuck)
+                            return
+                silent = self._silent_ranks()
+                if not silent:
+                    return
+                if seconds == ANSWER_NOTICE_S:
+                    sys.stderr.write(
+                        f"paragan: rank {self.world.rank}: {self._noticed_signal}, and {silent} does not answer; "
+                        "a second signal stops at once\n"
+                    )
+            self.world.interrupt_waits(self._is_store_stuck)
+
+    @property
+    def _is_store_stuck(self) -> bool:
+        return time.monotonic() > self._store_busy_since_s + ANSWER_NOTICE_S / 2
+
+    def _silent_ranks(self) -> str:
+        """Name the ranks that have not answered the request to stop; empty if all have."""
+        if self._is_store_stuck:
+            return "rank 0"
+        try:
+            ranks = range(self.world.size)
+            silent = [str(rank) for rank in ranks if not self.world.store.check([f"stop/bound/{rank}"])]
+        except RuntimeError:
+            return "rank 0"
+        return f"rank {', '.join(silent)}" if silent else ""
+
     def is_due(self, step: int, is_starting: bool = True) -> bool:
         """Return True if the run ends before round `step`. Costs nothing as long as no stop is requested.
 
@@ -169,21 +232,25 @@ class StopCoordinator:
         store = self.world.store
         while not closed.wait(POLL_S):
             try:
+                self._store_busy_since_s = time.monotonic()
                 if self._acknowledge(store, closed):
                     return
             except CommunicationError:
                 continue  # the store did not answer in time
             except RuntimeError:
                 return  # the store is gone, and with it its rank: the next exchange reports that
+            finally:
+                self._store_busy_since_s = math.inf
 
     def _acknowledge(self, store: Store, closed: threading.Event) -> bool:
         """Announce a stop requested on this rank, and answer one requested on any. Returns True once answered."""
-        if self._requested.is_set() and not store.check(["stop/reason"]):
+        is_requested = self._requested.is_set() or bool(self._noticed_signal)
+        if is_requested and not store.check(["stop/reason"]):
             rank = f"on rank {self.world.rank}"
             if self.failed:
                 store.set("stop/reason", f"failed {self.reason} ({rank})")
             else:
-                store.set("stop/reason", f"asked {self.reason} {rank}")
+                store.set("stop/reason", f"asked {self.reason or self._noticed_signal} {rank}")
         if not store.check(["stop/reason"]):
             return False
         with self._lock:

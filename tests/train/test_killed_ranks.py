@@ -215,6 +215,20 @@ def test_a_frozen_rank_is_noticed_after_the_timeout(frozen, tmp_path, processes)
     assert f"rank {frozen} was lost at step" in paragan_line(ranks[1 - frozen].err)
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("frozen", [0, 1])
+def test_a_rank_that_waits_for_a_frozen_one_answers_signals(frozen, number, tmp_path, processes):
+    ranks = processes.start_ranks(2, *train_args(tmp_path / "run", LONG_RUN_ARG))  # they wait for each other 300 s
+    wait_for_step(tmp_path / "run")
+    ranks[frozen].send_signal(signal.SIGSTOP)
+    waiting = ranks[1 - frozen]
+    waiting.send_signal(number)
+    wait_until(lambda: f"and rank {frozen} does not answer" in waiting.err, description="the frozen rank is named")
+    waiting.send_signal(number)
+    assert waiting.wait() in (1, 3)
+    assert list_checkpoints(tmp_path / "run") == [] or final_tensors(tmp_path / "run")
+
+
 def test_a_signal_before_training_is_status_3(tmp_path, processes):
     run = tmp_path / "run"
     started = processes.start_fresh(*train_args(run), "--ranks=2")
