@@ -26,7 +26,7 @@ os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # huge pages for torch's all
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # no stack traces when a rank is lost
 os.environ.setdefault("KINETO_LOG_LEVEL", "9")  # no messages from torch's profiler
 
-__version__ = "0.1.0"
+from paragan.core.version import __version__
 
 __all__ = [
     "SGD",

@@ -12,7 +12,6 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from paragan import __version__
 from paragan.cli.bench import add_bench_command
 from paragan.cli.common import Parser
 from paragan.cli.data import add_data_command
@@ -24,6 +23,7 @@ from paragan.cli.report import add_report_command
 from paragan.cli.sample import add_sample_command, add_serve_command
 from paragan.cli.train import EXAMPLES, add_recipes_command, add_train_command
 from paragan.core.errors import Interrupted, RunError, UsageError
+from paragan.core.version import __version__
 from paragan.train.local_launcher import watch_launcher
 
 

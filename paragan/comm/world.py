@@ -96,7 +96,7 @@ class LaunchInfo:
                 same_on_all_ranks=False,
             )
         else:
-            _refuse_unread_launcher(env, LaunchInfo())
+            _require_known_launcher(env, LaunchInfo())
             return LaunchInfo()
         rank = _read_int(env, names[0])
         size = _read_int(env, names[1])
@@ -109,11 +109,11 @@ class LaunchInfo:
         variables = f"{names[0]}={rank}, {names[1]}={size}"
         info = LaunchInfo(rank, size, local_rank, max(local_size, local_rank + 1), variables)
         if names[0] == "SLURM_PROCID":
-            _refuse_unread_launcher(env, info)  # mpirun starts its daemons with srun
+            _require_known_launcher(env, info)  # mpirun starts its daemons with srun
         return info
 
 
-def _refuse_unread_launcher(env: Mapping[str, str], info: LaunchInfo) -> None:
+def _require_known_launcher(env: Mapping[str, str], info: LaunchInfo) -> None:
     """Raise UsageError if a launcher that is not read counts other ranks than `info`."""
     for rank_name, size_name in UNREAD_LAUNCHERS:
         size = env.get(size_name, "")

@@ -25,9 +25,13 @@ from paragan.nets import Spec
 from paragan.nets.conditioning import resolve_d_conditioning
 from paragan.train.build import build_game, build_networks, make_teacher
 from paragan.train.callbacks.scoring import check_evaluation
-from paragan.train.rank_agreement import on_all_ranks
-
-LOAD_TIMEOUT_S = 1800.0  # ranks may read the data at very different speeds
+from paragan.train.rank_agreement import (
+    LOAD_TIMEOUT_S,
+    check_same_config,
+    check_same_data,
+    check_same_versions,
+    on_all_ranks,
+)
 
 
 @dataclass(frozen=True)
@@ -67,8 +71,17 @@ def prepare(run: Run, ranks: int = 1, dataset: Dataset | None = None, *, check_p
 def prepare_on_all_ranks(
     run: Run, world: World, dataset: Dataset | None = None, *, check_parts: bool = True
 ) -> Prepared:
-    """Prepare a run on every rank of a world. All raise if one cannot, with the reasons of all."""
-    return on_all_ranks(world, lambda: prepare(run, world.size, dataset, check_parts=check_parts), LOAD_TIMEOUT_S)
+    """Prepare a run on every rank of a world. All raise if one cannot, with the reasons of all.
+
+    Raises:
+        UsageError: a rank cannot prepare it, or ranks have other settings, data or versions than rank 0.
+    """
+    check_same_versions(world)
+    check_same_config(run, world)
+    prepared = on_all_ranks(world, lambda: prepare(run, world.size, dataset, check_parts=check_parts), LOAD_TIMEOUT_S)
+    check_same_data(prepared.dataset, run.data.redacted_path, world)
+    check_same_config(prepared.run, world)
+    return prepared
 
 
 def fingerprint_inputs(run: Run, dataset: Dataset) -> InputFingerprints:

@@ -9,16 +9,21 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
+
+import torch
 
 from paragan.comm.world import World
 from paragan.config.run import Run
 from paragan.core.errors import UsageError
 from paragan.core.schema import diff, to_dict
+from paragan.core.version import __version__
+from paragan.data.dataset import Dataset
 from paragan.train.run_dir import RunDir, RunDirRequest, StartCheck, no_check, select_run_dir
 
 T = TypeVar("T")
 SHARED_STORAGE_TIMEOUT_S = 10.0
+LOAD_TIMEOUT_S = 1800.0  # ranks may read the data at very different speeds
 MAY_DIFFER_BY_HOST = ("data.path", "init_from", "distill_from", "device.kind", "device.threads", "timeout_s", "reasons")
 
 
@@ -64,6 +69,54 @@ def check_same_config(run: Run, world: World) -> None:
         raise UsageError(
             f"ranks were started with different runs: {'; '.join(differences[:8])}. Use the same command on all"
         )
+
+
+def check_same_versions(world: World) -> None:
+    """Raise UsageError on all ranks if they run other versions of paragan or torch than rank 0."""
+    versions = world.all_gather_str(f"paragan {__version__}, torch {torch.__version__.partition('+')[0]}")
+    others = [f"rank {rank} runs {text}" for rank, text in enumerate(versions) if text != versions[0]]
+    if others:
+        raise UsageError(f"WORLD_SIZE={world.size}: rank 0 runs {versions[0]}; {'; '.join(others)}. Use one version")
+
+
+def check_same_data(dataset: Dataset, path: str, world: World) -> None:
+    """Raise UsageError on all ranks if they have other images, labels or class names than rank 0.
+
+    Args:
+        path: where this rank's data are, for the message; it may differ by host.
+    """
+    facts = {
+        "path": path,
+        "host": socket.gethostname(),
+        "images": dataset.images.shape[0],
+        "classes": dataset.classes,
+        "fingerprint": dataset.fingerprint,
+    }
+    gathered = [json.loads(text) for text in world.all_gather_str(json.dumps(facts))]
+    first = gathered[0]
+    differences = [
+        f"rank {rank} has {_compare_data(first, other)}"
+        for rank, other in enumerate(gathered)
+        if any(other[name] != first[name] for name in ("images", "classes", "fingerprint"))
+    ]
+    if differences:
+        counted = f"{first['images']:,} images of {len(first['classes'])} classes in {first['path'] or 'memory'}"
+        raise UsageError(
+            f"data: rank 0 has {counted} ({first['host']}); {'; '.join(differences[:4])}. "
+            "Use the same data on all ranks"
+        )
+
+
+def _compare_data(first: dict[str, Any], other: dict[str, Any]) -> str:
+    """Say what a rank has where another one has `first`."""
+    where = f"in {other['path'] or 'memory'} ({other['host']})"
+    if other["images"] != first["images"]:
+        return f"{other['images']:,} images {where}"
+    if len(other["classes"]) != len(first["classes"]):
+        return f"{len(other['classes'])} classes {where}"
+    if other["classes"] != first["classes"]:
+        return f"classes of other names {where}"
+    return f"as many, but other images or labels {where}"
 
 
 @contextlib.contextmanager

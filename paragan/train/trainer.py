@@ -47,7 +47,7 @@ from paragan.train.health.rollback import retire_undone_checkpoints, roll_back
 from paragan.train.health.rollback_request import RollbackRequested
 from paragan.train.loop import run_training_loop
 from paragan.train.prepare import prepare, prepare_on_all_ranks
-from paragan.train.rank_agreement import check_same_config, locked_run_dir, on_all_ranks
+from paragan.train.rank_agreement import locked_run_dir, on_all_ranks
 from paragan.train.run_dir import RunDir, RunDirRequest, check_same_run, config_changes, find_live_runs
 from paragan.train.session import (
     Callback,
@@ -170,7 +170,6 @@ def train(run: Run, world: World, request: RunDirRequest, console: RunConsole, d
     prepared = prepare_on_all_ranks(run, world)
     run = prepared.run
     dataset = prepared.dataset
-    check_same_config(run, world)
     if decide:
         run = decide(run, dataset, world, request, console)
         set_threads(run.device, world)

@@ -36,8 +36,7 @@ from paragan.plan.tune.op_profile import tile_for
 from paragan.train.build import build_networks
 from paragan.train.console import RunConsole
 from paragan.train.loop import play_round
-from paragan.train.prepare import LOAD_TIMEOUT_S
-from paragan.train.rank_agreement import on_all_ranks
+from paragan.train.rank_agreement import LOAD_TIMEOUT_S, on_all_ranks
 from paragan.train.run_dir import RunDirRequest, previous_layout
 from paragan.train.session import Session, build_session
 

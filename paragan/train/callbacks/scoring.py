@@ -43,6 +43,7 @@ from paragan.models.sampler import PerLabelSampler, Sampler, prefetch
 from paragan.train.averaged_model import averaged_sampler
 from paragan.train.callbacks.best_model import BestModelTracker, resolve_best_metric
 from paragan.train.console import RunConsole
+from paragan.train.rank_agreement import LOAD_TIMEOUT_S, check_same_data, check_same_versions, on_all_ranks
 from paragan.train.session import Session, has_crossed_kimg
 
 BLOCK_IMAGES = 64  # images of a forward pass
@@ -362,7 +363,9 @@ def sweep_truncations(
     """
     if data:
         run = dataclasses.replace(run, data=dataclasses.replace(run.data, path=data))
-    dataset = load_dataset(run.data)
+    check_same_versions(world)
+    dataset = on_all_ranks(world, lambda: load_dataset(run.data), LOAD_TIMEOUT_S)
+    check_same_data(dataset, run.data.redacted_path, world)
     check_evaluation(evaluation, dataset)
     model = load_same_model(world, lambda: load_model(folder, world.device, nets, dataset))
     _check_classes(evaluation, dataset, model)

@@ -27,7 +27,7 @@ from paragan.train.per_label.jobs import describe_jobs, describe_rare_labels, ma
 from paragan.train.per_label.lease_queue import LeaseQueue
 from paragan.train.per_label.worker import FINALIZE_JOB, LabelWorker, has_spent_budget
 from paragan.train.prepare import prepare_on_all_ranks
-from paragan.train.rank_agreement import check_same_config, check_shared_storage, on_all_ranks
+from paragan.train.rank_agreement import check_shared_storage, on_all_ranks
 from paragan.train.run_dir import INPUT_PATHS, RunDir, RunDirRequest, select_shared_run_dir
 from paragan.train.session import check_init_from, set_threads
 
@@ -51,7 +51,6 @@ def train_per_label(
         prepared = prepare_on_all_ranks(run, world)
         run = prepared.run
         dataset = prepared.dataset
-        check_same_config(run, world)
         paths = world.all_gather_str(on_all_ranks(world, lambda: _prepare_run_dir(run, dataset, request, world)))
         path = Path(paths[0])
         check_shared_storage(path, world)
