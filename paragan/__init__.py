@@ -8,6 +8,8 @@ import importlib
 import os
 from typing import TYPE_CHECKING, Any
 
+from paragan.core.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from paragan.api import Config, Estimator, ScalingManager, with_policy
     from paragan.config.run import Run
@@ -25,8 +27,6 @@ if TYPE_CHECKING:
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # huge pages for torch's allocations (core/devices.py)
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # no stack traces when a rank is lost
 os.environ.setdefault("KINETO_LOG_LEVEL", "9")  # no messages from torch's profiler
-
-from paragan.core.version import __version__
 
 __all__ = [
     "SGD",

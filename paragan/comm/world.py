@@ -171,9 +171,15 @@ def rendezvous(launch_info: LaunchInfo, env: Mapping[str, str], timeout_s: float
     has_agent_store = env.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     is_server = launch_info.rank == 0 and not has_agent_store
     notice = WaitNotice(launch_info, f"rank 0 at {address}:{port} (MASTER_ADDR:MASTER_PORT)")
+
+    def check() -> None:
+        notice.write_if_due()
+        if message := lost_rank_message(range(launch_info.size)):
+            raise CommunicationError(message)
+
     try:
         if not is_server:
-            _await_server(address, port, timeout_s, notice.write_if_due)
+            _await_server(address, port, timeout_s, check)
         before = open_sockets()
         timeout = timedelta(seconds=timeout_s)
         store = call_with_timeout(
@@ -181,7 +187,7 @@ def rendezvous(launch_info: LaunchInfo, env: Mapping[str, str], timeout_s: float
             timeout_s,
             f"a process listens at {address}:{port} (MASTER_ADDR:MASTER_PORT), but does not answer as rank 0 does, "
             f"says rank {launch_info.rank}. Use another MASTER_PORT",
-            notice.write_if_due,
+            check,
         )
         connections = set(filter(is_connected, open_sockets() - before))  # leaves out pipes of other threads
         set_recv_timeout(connections, timeout_s)
