@@ -58,7 +58,8 @@ def on_all_ranks(world: World, action: Callable[[], T], timeout_s: float | None 
 
 def check_same_config(run: Run, world: World) -> None:
     """Raise UsageError on all ranks if they were started with different runs, and name the fields that differ."""
-    runs = [json.loads(text) for text in world.all_gather_str(json.dumps(to_dict(run)))]
+    text = json.dumps(to_dict(run), default=_class_name)
+    runs = [json.loads(text) for text in world.all_gather_str(text)]
     differences: list[str] = []
     for rank, other in enumerate(runs):
         for name, first, value in diff(runs[0], other):
@@ -69,6 +70,11 @@ def check_same_config(run: Run, world: World) -> None:
         raise UsageError(
             f"ranks were started with different runs: {'; '.join(differences[:8])}. Use the same command on all"
         )
+
+
+def _class_name(value: object) -> str:
+    """Name the class of a value that is no configuration: an objective of the user may be any object."""
+    return f"{type(value).__module__}:{type(value).__qualname__}"
 
 
 def check_same_versions(world: World) -> None:

@@ -29,6 +29,7 @@ from paragan.losses.class_losses import require_outputs
 
 MAX_LANE_IMAGES = 4
 RELATIVE_TOLERANCE = 5e-3  # relative to the largest value; below, a difference is rounding
+OBJECTIVE_TOLERANCE = 1e-3  # the same, of losses and gradients
 
 
 def check_user_networks(
@@ -62,6 +63,7 @@ def check_user_networks(
             _check_repeatable(game, micro_batch)
         if lanes_share_pass and len(micro_batch.rng.lanes) > 1:
             _check_lane_coupling(game, micro_batch)
+            _check_objective_coupling(game, micro_batch)
     return replace(game, uses_torch_rng=uses_torch_rng)
 
 
@@ -257,6 +259,41 @@ def _check_lane_coupling(game: Game, micro_batch: Batch) -> None:
             )
 
 
+def _check_objective_coupling(game: Game, micro_batch: Batch) -> None:
+    """Check that the losses of merged lanes are the means of those of each lane, as n ranks compute them."""
+    with _without_dropout(game):
+        merged = _losses_and_gradients(game, micro_batch)
+        repeated = _losses_and_gradients(game, micro_batch)
+        if not _all_equal(list(merged.values()), list(repeated.values())):
+            return  # the losses differ by themselves, so nothing can be compared
+        by_lane = [_losses_and_gradients(game, lane) for lane in _split_lanes(micro_batch)]
+    for name, value in merged.items():
+        if _differs(value, torch.stack([values[name] for values in by_lane]).mean(0), OBJECTIVE_TOLERANCE):
+            raise UsageError(
+                f"objective: the {name} is not the mean of those of its lanes, so n ranks would train otherwise than "
+                "one (it is a sum, or has a statistic over the batch). Use means over images, or "
+                "--device.lanes_per_pass=1 (lane by lane)"
+            )
+
+
+def _losses_and_gradients(game: Game, micro_batch: Batch) -> dict[str, Tensor]:
+    """Return "loss of D", "gradient of D" [parameters], and those of G."""
+    values: dict[str, Tensor] = {}
+    with _preserve_buffers(game):
+        fakes = _generate(game, micro_batch)
+        turns: Sequence[tuple[Player, Callable[[], Loss]]] = (
+            (game.d, lambda: game.objective.discriminator(game.d.net, micro_batch, fakes, 0)),
+            (game.g, lambda: game.objective.generator(game.d.net, game.generate(micro_batch, "G"), micro_batch, 0)),
+        )
+        for player, loss in turns:
+            with player.requiring_grad():
+                total = loss().total
+                grads = torch.autograd.grad(total, player.flat.parameters, allow_unused=True)
+            values[f"loss of {player.name}"] = total.detach().reshape(1)
+            values[f"gradient of {player.name}"] = torch.cat([g.flatten() for g in grads if g is not None])
+    return values
+
+
 def _split_lanes(micro_batch: Batch) -> list[Batch]:
     """Return one batch for each lane."""
     size = micro_batch.rng.per_lane
@@ -316,8 +353,8 @@ def _float_tensors(output: Any) -> list[Tensor]:
     return [tensor for part in output for tensor in _float_tensors(part)]
 
 
-def _differs(a: Tensor, b: Tensor) -> bool:
-    return a.numel() > 0 and bool((a - b).abs().max() > RELATIVE_TOLERANCE * (1e-6 + a.abs().max()))
+def _differs(a: Tensor, b: Tensor, tolerance: float = RELATIVE_TOLERANCE) -> bool:
+    return a.numel() > 0 and bool((a - b).abs().max() > tolerance * (1e-6 + a.abs().max()))
 
 
 def _all_equal(a: Sequence[Tensor], b: Sequence[Tensor]) -> bool:

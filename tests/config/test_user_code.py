@@ -522,6 +522,38 @@ class Shows(Matching):
         return pg.Loss(d(fake.images, None).logits.mean(), {"G/distance": 1.0})
 
 
+class RelativisticAverage(Matching):
+    """Compares every logit with the mean over the batch (Jolicoeur-Martineau 2018)."""
+
+    def discriminator(self, d, real, fake, step):
+        r, f = d(real.images, None).logits, d(fake.images, None).logits
+        return pg.Loss((nn.functional.softplus(f.mean() - r) + nn.functional.softplus(f - r.mean())).mean())
+
+
+class Sum(Matching):
+    def generator(self, d, fake, real, step):
+        return pg.Loss(-d(fake.images, None).logits.sum())
+
+
+class BatchStatistic(Matching):
+    """Feature matching by means over the batch."""
+
+    def generator(self, d, fake, real, step):
+        return pg.Loss((fake.images.mean(0) - real.images.mean(0)).square().mean())
+
+
+@pytest.mark.parametrize(
+    ("objective", "name"),
+    [(RelativisticAverage(), "D"), (Sum(), "G"), (BatchStatistic(), "G")],
+    ids=["relativistic average", "sum", "feature matching"],
+)
+def test_objectives_that_couple_lanes_raise_usage_errors(objective, name):
+    with manager(objective=objective) as scale_mgr, pytest.raises(UsageError, match=f"of {name} is not the mean"):
+        scale_mgr.train(pg.Estimator(G(), ImageEmbeddingD()))
+    with manager(merge=1, objective=objective) as scale_mgr:  # what the message says
+        scale_mgr.train(pg.Estimator(G(), ImageEmbeddingD()))
+
+
 def test_invalid_objectives_raise_usage_errors():
     for objective, word in (
         (NoScalar(), r"a Loss of a tensor \[8\] .*of a scalar"),
