@@ -14,7 +14,7 @@ import paragan
 from paragan.core.errors import UsageError
 from paragan.models import model_files
 from paragan.models.model import make_model_config, save_model
-from paragan.models.model_files import read_consistent
+from paragan.models.model_files import read_consistent, try_read_consistent
 from paragan.models.sampler import LabelPrior
 from paragan.nets import DCGAN, Spec
 from paragan.train.callbacks import scoring
@@ -63,16 +63,17 @@ def test_a_reader_never_mixes_two_models(model):
     weights = {}
     for seed in (2, 1):
         write(model, seed)
-        weights[float(seed)] = paragan.load(model).g.state_dict()
+        weights[float(seed)] = read_consistent(model).weights
     writer = threading.Thread(target=write_models)
     writer.start()
     try:
-        for _ in range(20):
-            loaded = paragan.load(model)
-            assert all(torch.equal(v, weights[loaded.kimg][name]) for name, v in loaded.g.state_dict().items())
+        for _ in range(200):
+            snapshot = try_read_consistent(model)  # None while the files are being replaced, however long that takes
+            assert snapshot is None or snapshot.weights == weights[snapshot.config["kimg"]]
     finally:
         stop.set()
         writer.join()
+    assert read_consistent(model).weights == weights[1.0]
 
 
 def test_weights_of_another_model_are_rejected(model, tmp_path, monkeypatch):

@@ -3,6 +3,7 @@
 import itertools
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -342,13 +343,24 @@ def test_encoded_images_stay_below_the_cap_from_the_first_on(opened):
 
 
 def test_depth_does_not_grow_beyond_the_memory_budget(opened):
-    start = time.monotonic()  # 50 MB hold some 8 batches of such records, and 20,000 of their pixels
-    source = Large(is_local=False, delay=lambda index: 0.001 if time.monotonic() < start + 1 else 0.02)
+    # 50 MB hold some 8 batches of such records, and 20,000 of their pixels
+    delay_s = 0.001
+    source = Large(is_local=False, delay=lambda index: delay_s)
     pipeline = opened(streamed(source), plan(), PrefetchOptions(memory_gb=0.05, concurrent_requests=64))
-    while time.monotonic() < start + 4:
+
+    def play_until(condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + 60
+        while not condition():
+            assert time.monotonic() < deadline
+            pipeline.next_batch()
+            time.sleep(0.01)
+
+    play_until(lambda: pipeline.tuner_state.baseline_latency_s > 0)
+    delay_s = 20 * max(pipeline.tuner_state.baseline_latency_s, 0.001)
+    play_until(lambda: pipeline.tuner_state.congested)
+    for _ in range(100):
         pipeline.next_batch()
         time.sleep(0.01)
-    assert pipeline.tuner_state.congested
     assert not any("congestion" in line and "batches" in line for line in pipeline.pop_decisions())
 
 
