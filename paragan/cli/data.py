@@ -75,7 +75,7 @@ CONVERT_EXAMPLES = """examples:
 """
 
 SHARD = f"""Each image becomes KEY.jpg (or .png, ...) and, with labels, KEY.cls in shard-000000.tar, ...; classes.json
-has the names of the classes. Equal data sets become equal bytes. The index of the shards is written too.
+has the names of the classes. Equal data sets become equal shards. The index of the shards is written too.
 
 FROM {ACCEPTED_PATHS}
 """

@@ -4,8 +4,12 @@ What such classes may define is read here, in one place (docs/custom.md)."""
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
@@ -67,7 +71,28 @@ def is_user_defined(nets: Any, objective: Any = None) -> bool:
 
 
 def _is_builtin(part: Any, package: str) -> bool:
-    return type(part).__module__.startswith(f"{__name__.partition('.')[0]}.{package}.")
+    prefix = f"{__name__.partition('.')[0]}.{package}"
+    return type(part).__module__.startswith(f"{prefix.rstrip('.')}.")
+
+
+def user_code_digest(*parts: Any) -> str:
+    """Return a digest of the source files of user-defined parts: their packages and folders, as far as loaded.
+
+    Returns "" if all are built in.
+    """
+    modules = [sys.modules.get(type(part).__module__) for part in parts if not _is_builtin(part, "")]
+    packages = {module.__name__.partition(".")[0] for module in modules if module}
+    folders = {Path(file).parent for module in modules if (file := getattr(module, "__file__", None))}
+    files: set[Path] = set()
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if file and (name.partition(".")[0] in packages or Path(file).parent in folders):
+            files.add(Path(file))
+    digest = hashlib.sha256()
+    for path in sorted(files):
+        with contextlib.suppress(OSError):
+            digest.update(path.read_bytes())
+    return digest.hexdigest()[:16] if files else ""
 
 
 def conditioning_input_of(nets: Any) -> ConditioningFn | None:

@@ -58,6 +58,7 @@ class FeatureSpace:
     resizer: str = "none"  # how images are resized to the network's resolution, for the protocol
     array_shape: tuple[int, ...] = ()  # of the input float32 [N, *array_shape], if it is no image
     classes: tuple[str, ...] = ()  # names of the logits, if these are the classes of the data
+    is_user_code: bool = False  # the hash is of its weights, not of what it does with them
     is_raw: bool = False  # features are the numbers of the image itself
     preprocess: Callable[[Tensor], Tensor] = field(default=_identity, repr=False, compare=False)  # uint8 -> uint8
     notes: tuple[str, ...] = field(default=(), compare=False)  # added to every score
@@ -172,7 +173,9 @@ def module_features(name: str, module: nn.Module, num_features: int, *, num_logi
         UsageError: The name is taken or has other characters.
     """
     frozen = copy.deepcopy(module)
-    return FeatureSpace(_check_custom_name(name), state_hash(frozen), num_features, lambda: frozen, num_logits)
+    return FeatureSpace(
+        _check_custom_name(name), state_hash(frozen), num_features, lambda: frozen, num_logits, is_user_code=True
+    )
 
 
 def space_from_module(name: str, shape: tuple[int, ...]) -> FeatureSpace:

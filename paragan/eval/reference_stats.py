@@ -4,7 +4,8 @@
     reals = load_reference_stats("stats.npz", space)                   # `mu` and `sigma`
 
 The cache holds Gaussians (safetensors) and features (npy, of which each rank reads its rows). The key is a digest of
-the images, the space and the options of the pass. All ranks use a cached result, or all compute it again. Raw pixels
+the images, the space and the options of the pass; of a space of user code also of the features of a few images, since
+its code may change. All ranks use a cached result, or all compute it again. Raw pixels
 and arrays are not cached where computing them again is fast.
 """
 
@@ -34,6 +35,7 @@ from paragan.eval.sharding import FeatureShard, ReduceGroup, all_ranks
 CACHE_FOLDER = "references"
 FORMAT_VERSION = 1  # rises when the results of a pass change
 WINDOW_ROWS = 8192  # rows of features written at a time
+NUM_PROBE_IMAGES = 4
 CHEAP_PRODUCTS = 10**10  # products of a covariance that are not worth caching
 
 
@@ -58,8 +60,9 @@ def cached_reference(
         labels: Labels of a range of indices, if an accumulator needs them.
     """
     shape = tuple(images.shape[1:]) if feature_pass.space.array_shape else (images.shape[3], *images.shape[1:3])
+    space_digest = _probe_space(images, feature_pass) if feature_pass.space.is_user_code else ""
     files = {
-        accumulator: _cache_file(accumulator, feature_pass, data_digest, shape)
+        accumulator: _cache_file(accumulator, feature_pass, data_digest + space_digest, shape)
         for accumulator in accumulators
         if _is_cacheable(accumulator, feature_pass)
     }
@@ -76,6 +79,13 @@ def cached_reference(
             if accumulator in files:
                 _write_cache(results[accumulator], files[accumulator], group)
     return FeatureStats(feature_pass.space, shape, feature_pass.count, results)
+
+
+def _probe_space(images: ImageArray, feature_pass: FeaturePass) -> str:
+    """Return a digest of the features of the first images."""
+    rows = range(min(NUM_PROBE_IMAGES, feature_pass.count))
+    features = feature_pass.space(array_sampler(images, feature_pass.space)(rows).to(feature_pass.device))
+    return hashlib.sha256(features.cpu().numpy().tobytes()).hexdigest()[:16]
 
 
 def _is_cacheable(accumulator: Accumulator, feature_pass: FeaturePass) -> bool:

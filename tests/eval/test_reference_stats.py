@@ -19,6 +19,7 @@ from paragan.eval import (
     result_cache,
 )
 from paragan.eval.accumulators import ClassGaussianAcc, FeatureAcc, GaussianAcc
+from paragan.eval.reference_stats import NUM_PROBE_IMAGES
 
 PIXELS = pixels(8, 1)
 EVERYTHING = ["fd", "kid", "intra_fd"]
@@ -28,10 +29,11 @@ class Rows(nn.Module):
     """Mean rows, and how often it was asked."""
 
     asked = 0
+    scale = 1.0
 
     def forward(self, images):
-        type(self).asked += 1
-        return images.float().mean(3).flatten(1) / 255
+        type(self).asked += len(images) > NUM_PROBE_IMAGES
+        return self.scale * images.float().mean(3).flatten(1) / 255
 
 
 @pytest.fixture
@@ -63,6 +65,15 @@ def test_features_of_reals_are_computed_once(cache_folder, digits, space):
         assert [g.count for g in found.get(ClassGaussianAcc())] == [899, 898]
     compute_feature_stats(digits, data_digest="others", **how)
     assert Rows.asked > 0
+
+
+def test_changed_code_of_a_space_is_computed_again(cache_folder, digits, space, monkeypatch):
+    how = {"space": space, "metrics": ["fd", "kid"], "data_digest": "digits"}
+    first = compute_feature_stats(digits, **how)
+    monkeypatch.setattr(Rows, "scale", 2.0)
+    changed = compute_feature_stats(digits, **how)
+    assert torch.equal(changed.get(FeatureAcc()).local, 2 * first.get(FeatureAcc()).local)
+    torch.testing.assert_close(changed.get(GaussianAcc()).mean, 2 * first.get(GaussianAcc()).mean)
 
 
 def test_cache_serves_any_number_of_ranks(cache_folder, on_ranks, digits, blurred, space):

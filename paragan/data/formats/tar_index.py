@@ -28,6 +28,7 @@ _MAX_KEY_BYTES = 255
 _DTYPE_KINDS = {
     "shards": "U",
     "sizes": "i",
+    "versions": "U",
     "shard": "i",
     "start": "i",
     "size": "i",
@@ -46,7 +47,8 @@ class TarIndex:
     """The images of tar shards, in their order.
 
     shards  : [S] names
-    sizes   : [S] int64, bytes of each shard; a changed shard is noticed by them
+    sizes   : [S] int64, bytes of each shard
+    versions : [S] `FileSystem.version` of each shard; a changed shard is noticed by these two
     shard   : [N] int32, index of the shard of an image
     start   : [N] int64, first byte of the image in its shard
     size    : [N] int64, in bytes
@@ -58,6 +60,7 @@ class TarIndex:
 
     shards: tuple[str, ...]
     sizes: np.ndarray
+    versions: tuple[str, ...]
     shard: np.ndarray
     start: np.ndarray
     size: np.ndarray
@@ -71,21 +74,30 @@ class TarIndex:
 
     def select(self, shards: Sequence[str], sizes: Sequence[int]) -> TarIndex | None:
         """Return the index of these shards, in this order; None if one of them is unknown or has another size."""
-        known = {name: (number, int(size)) for number, (name, size) in enumerate(zip(self.shards, self.sizes))}
-        if any(known.get(name, (0, -1))[1] != size for name, size in zip(shards, sizes)):
-            return None
+        numbers = {name: number for number, name in enumerate(self.shards)}
+        for name, size in zip(shards, sizes):
+            if name not in numbers or self.sizes[numbers[name]] != size:
+                return None
+        rows_of_shards = [numbers[name] for name in shards]
         new_number = np.full(len(self.shards), -1, np.int32)  # [S]
-        new_number[[known[name][0] for name in shards]] = np.arange(len(shards))
+        new_number[rows_of_shards] = np.arange(len(shards))
         shard = new_number[self.shard]  # [N]
         rows = np.argsort(shard, kind="stable")
         rows = rows[shard[rows] >= 0]
         columns = {key: getattr(self, key)[rows] for key in ("start", "size", "label", "crc32", "keys")}
-        return replace(self, shards=tuple(shards), sizes=np.array(sizes, np.int64), shard=shard[rows], **columns)
+        return replace(
+            self,
+            shards=tuple(shards),
+            sizes=np.array(sizes, np.int64),
+            versions=tuple(self.versions[number] for number in rows_of_shards),
+            shard=shard[rows],
+            **columns,
+        )
 
     def to_bytes(self) -> bytes:
         """Return the index as an .npz without pickled objects."""
-        columns = {key: np.asarray(getattr(self, key)) for key in _DTYPE_KINDS if key != "shards"}
-        names = {"shards": np.array(self.shards, str), "classes": np.array(self.classes, str)}
+        columns = {key: np.asarray(getattr(self, key)) for key, kind in _DTYPE_KINDS.items() if kind != "U"}
+        names = {key: np.array(getattr(self, key), str) for key in ("shards", "versions", "classes")}
         file = io.BytesIO()
         np.savez(file, **names, **columns)  # pyright: ignore[reportArgumentType]
         return file.getvalue()
@@ -126,6 +138,7 @@ def build_index(
         UsageError: a shard is damaged or changes, or there is no image.
     """
     samples: list[_TarSample] = []
+    versions = tuple(fs.version(name) for name in shards)  # before they are read: one may be replaced meanwhile
     for number, (name, size) in enumerate(zip(shards, sizes)):
         file = SequentialReader(fs, name, size)
         try:
@@ -143,6 +156,7 @@ def build_index(
     return TarIndex(
         shards=tuple(shards),
         sizes=np.array(sizes, np.int64),
+        versions=versions,
         shard=np.array([sample.shard for sample in samples], np.int32),
         start=np.array([sample.start for sample in samples], np.int64),
         size=np.array([sample.size for sample in samples], np.int64),
@@ -272,7 +286,9 @@ def _read_array(archive: zipfile.ZipFile, key: str, kind: str) -> np.ndarray:
 def _validate(arrays: dict[str, np.ndarray]) -> TarIndex:
     shards, sizes, shard, start, size = (arrays[key] for key in ("shards", "sizes", "shard", "start", "size"))
     rows = {key: len(arrays[key]) for key in ("shard", "start", "size", "label", "crc32", "keys")}
-    if len(set(rows.values())) != 1 or not len(shard) or len(shards) != len(sizes) or not len(shards):
+    versions = arrays["versions"]
+    lengths = {len(shards), len(sizes), len(versions)}
+    if len(set(rows.values())) != 1 or not len(shard) or len(lengths) != 1 or not len(shards):
         raise ValueError(f"its arrays do not fit: {len(shards)} shards, {len(sizes)} sizes, {rows}")
     names = tuple(str(name) for name in shards)
     if len(set(names)) < len(names) or shard.min() < 0 or shard.max() >= len(shards):
@@ -282,6 +298,7 @@ def _validate(arrays: dict[str, np.ndarray]) -> TarIndex:
     return TarIndex(
         shards=names,
         sizes=sizes.astype(np.int64),
+        versions=tuple(str(version) for version in versions),
         shard=shard.astype(np.int32),
         start=start.astype(np.int64),
         size=size.astype(np.int64),

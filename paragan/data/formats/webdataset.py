@@ -95,8 +95,10 @@ def open_tar_shards(
 ) -> TarShardSource:
     """Open the images of tar shards.
 
-    The index is read from INDEX_FILE in their folder if it fits. Otherwise the shards are read once to build it, and it
-    is stored there, or for remote shards in the cache folder, if that can be written.
+    The index is read from INDEX_FILE in their folder if it fits: names, sizes and versions of the shards are those of
+    the index. Otherwise the shards are read once to build it, and it is stored there, or in the cache folder if the
+    shards are remote or their folder cannot be written. The index of shards that were uploaded with it has versions of
+    another kind: it is used, and a note says so.
 
     Args:
         fs: the folder of the shards.
@@ -218,35 +220,49 @@ def _load_or_build_index(
     """Return the index of the shards, and a note about where it comes from."""
     names = list(sizes)
     lengths = list(sizes.values())
-    index_path = _index_path(fs, sizes, remote)
-    for data, location in _stored_indexes(fs, index_path):
+    cache_path = _cache_path(fs, sizes, remote)
+    for data, location in _stored_indexes(fs, cache_path):
         with contextlib.suppress(UsageError):  # a damaged index is built again
-            if index := from_bytes(data, location).select(names, lengths):
-                return index, f"index of {location}"
+            index = from_bytes(data, location).select(names, lengths)
+            if index and (note := _check_versions(fs, index)) is not None:
+                return index, f"index of {location}{note}"
     index = build_index(fs, names, lengths, log)
-    if index_path is None:
+    paths = [fs.local_root / INDEX_FILE] if fs.local_root else []
+    paths += [cache_path] if cache_path else []
+    for index_path in paths:
+        with contextlib.suppress(UsageError, OSError):
+            with atomic_output(index_path) as path:
+                path.write_bytes(index.to_bytes())
+            return index, f"index stored as {printable(index_path)}"
+    if not paths:
         return index, "the index is built at every start; --data.remote.cache_dir=FOLDER would store it"
-    try:
-        with atomic_output(index_path) as path:
-            path.write_bytes(index.to_bytes())
-    except (UsageError, OSError):
-        return index, f"the index cannot be stored as {printable(index_path)} and is built at every start"
-    return index, f"index stored as {printable(index_path)}"
+    return index, f"the index cannot be stored as {printable(paths[0])} and is built at every start"
 
 
-def _stored_indexes(fs: FileSystem, path: Path | None) -> Iterator[tuple[bytes, str]]:
+def _check_versions(fs: FileSystem, index: TarIndex) -> str | None:
+    """Return a note on an index if its shards are as they were when it was built; None if one was replaced since."""
+    known_kinds = True
+    for name, version in zip(index.shards, index.versions):
+        current = fs.version(name)
+        if current == version and version:
+            continue
+        if not fs.is_remote or (version and current and version.split()[0] == current.split()[0]):
+            return None
+        known_kinds = False  # built for the files that were uploaded, or the server tells no versions
+    return "" if known_kinds else ", taken as it is; if labels changed since, `paragan data index` builds it again"
+
+
+def _stored_indexes(fs: FileSystem, cache_path: Path | None) -> Iterator[tuple[bytes, str]]:
     """Yield the stored indexes, which may be of other shards: the file in the folder, and the one in the cache."""
     with contextlib.suppress(DecodeError, OSError):
         yield fs.read(INDEX_FILE), fs.display_path(INDEX_FILE)
-    if path is not None and fs.is_remote:
+    if cache_path is not None:
         with contextlib.suppress(OSError):
-            yield path.read_bytes(), printable(path)
+            yield cache_path.read_bytes(), printable(cache_path)
 
 
-def _index_path(fs: FileSystem, sizes: dict[str, int], remote: RemoteOptions) -> Path | None:
-    """Return where to store an index that had to be built; None if nowhere."""
-    if fs.local_root is not None:
-        return fs.local_root / INDEX_FILE
+def _cache_path(fs: FileSystem, sizes: dict[str, int], remote: RemoteOptions) -> Path | None:
+    """Return where to store an index that cannot lie beside its shards; None if nowhere."""
     if not remote.resolved_cache_dir:
         return None
     digest = hashlib.sha256(repr((fs.location, list(sizes.items()))).encode(errors="surrogateescape")).hexdigest()[:32]

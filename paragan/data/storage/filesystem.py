@@ -94,6 +94,10 @@ class FileSystem(Protocol):
         """Return the size of a file in bytes."""
         ...
 
+    def version(self, name: str) -> str:
+        """Return what changes when a file is replaced: "mtime ..." or "server ...", "" if the server tells nothing."""
+        ...
+
     def read(self, name: str, start: int = 0, size: int | None = None) -> bytes:
         """Read exactly `size` bytes from `start` on; None reads to the end."""
         ...

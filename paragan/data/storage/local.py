@@ -44,6 +44,10 @@ class LocalFileSystem:
         """Return the size of a file in bytes."""
         return (self.root / name).stat().st_size
 
+    def version(self, name: str) -> str:
+        """Return the time when a file was last written."""
+        return f"mtime {(self.root / name).stat().st_mtime_ns}"
+
     def read(self, name: str, start: int = 0, size: int | None = None) -> bytes:
         """Read exactly `size` bytes from `start` on; None reads to the end."""
         if size is None:

@@ -126,6 +126,11 @@ class RemoteFileSystem:
             )
         return size
 
+    def version(self, name: str) -> str:
+        """Return the version (ETag or date) of a file, "" if the server tells none."""
+        version = self._stat(name).version
+        return f"server {version}" if version else ""
+
     def read(self, name: str, start: int = 0, size: int | None = None) -> bytes:
         """Read exactly `size` bytes from `start` on, from the cache if they are there; None reads to the end."""
         if size == 0:
@@ -133,7 +138,7 @@ class RemoteFileSystem:
         if self.cache is None:
             return self._fetch(name, start, size)
         stat = self._stat(name)
-        if stat.size is None:
+        if stat.size is None or not stat.version:  # a file that is replaced could not be told from the former one
             return self._fetch(name, start, size)
         end = stat.size if size is None else start + size
         if end > stat.size:

@@ -11,6 +11,7 @@ from typing import Any
 from torch import nn
 
 from paragan.config.run import Run
+from paragan.config.user_code import user_code_digest
 from paragan.core.errors import UsageError
 from paragan.core.schema import diff, to_dict
 from paragan.eval import result_cache
@@ -30,14 +31,15 @@ IGNORED_DEVICE_FIELDS = ("kind", "threads", "precision")  # part of DeviceInfo
 def network_digest(run: Run, structure: str = "") -> str:
     """Return a digest of everything in a resolved run that changes what a worker computes.
 
-    `structure` is the digest of user-defined networks (`structure_digest`).
+    `structure` is the digest of user-defined networks (`structure_digest`). Their source files count too.
     """
     fields = to_dict(run)
     per_lane = [run.batch // run.lanes, run.g_batch // run.lanes]
     relevant = _without(fields, IGNORED_RUN_FIELDS)
     relevant["data"] = _without(fields["data"], IGNORED_DATA_FIELDS)
     relevant["device"] = _without(fields["device"], IGNORED_DEVICE_FIELDS)
-    return _hash([relevant, per_lane, structure])
+    relevant["distill_from"] = run.fingerprints.distill_from or run.distill_from
+    return _hash([relevant, per_lane, structure + user_code_digest(run.nets, run.objective)])
 
 
 def structure_digest(*nets: nn.Module) -> str:

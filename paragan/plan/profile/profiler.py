@@ -120,7 +120,8 @@ def profile_run(
         "noise_kimg": options.noise_kimg,
         "data": run.data.redacted_path,
         "cache": run.data.cache,
-        "init_from": run.init_from,
+        "content": images.fingerprint,
+        "init_from": run.fingerprints.init_from or run.init_from,
     }
     digest = network_digest(run, structure)
     file = cache_file(digest, describe_device(device, run.device.precision), settings)

@@ -13,7 +13,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -23,8 +23,8 @@ import torch
 
 from paragan.comm.world import World
 from paragan.config.resolve import make_spec
-from paragan.config.run import Run, to_saved_dict, with_lanes
-from paragan.config.user_code import is_user_defined
+from paragan.config.run import Run, with_lanes
+from paragan.config.user_code import is_user_defined, user_code_digest
 from paragan.config.validate import validate
 from paragan.core.devices import backend_of, find_cpp_compiler, has_huge_pages, set_huge_pages, tune_malloc
 from paragan.core.errors import RunError, UsageError
@@ -249,9 +249,8 @@ def _read_cached(file: Path, run: Run, device: torch.device) -> TuneResult | Non
 
 def _cache_key(run: Run, images: Dataset, world: World) -> str:
     """Return a digest of network, device, versions and length of the run."""
-    fields: Mapping[str, Any] = {
-        name: value for name, value in to_saved_dict(run).items() if name not in IGNORED_RUN_FIELDS
-    }
+    fields = {name: value for name, value in to_dict(run).items() if name not in IGNORED_RUN_FIELDS}
+    fields["data"] = {name: value for name, value in fields["data"].items() if name != "path"}
     device = (
         backend_of(world.device).device_name(world.device),
         len(os.sched_getaffinity(0)) // world.launch_info.local_size,
@@ -261,7 +260,8 @@ def _cache_key(run: Run, images: Dataset, world: World) -> str:
     )
     data = images.images.shape[1:], len(images.classes)
     length = run.total_images // run.round_images // 1000
-    text = json.dumps([fields, device, data, length], sort_keys=True, default=str)
+    code = user_code_digest(run.nets, run.objective)
+    text = json.dumps([fields, device, data, length, code], sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import shutil
 import tarfile
 from pathlib import Path
 
@@ -13,6 +15,7 @@ import webdataset
 
 from fake_datasets import FakeRemoteFileSystem, encode_image, fingerprint, open_error, random_images, read_all_pixels
 from paragan.core.errors import UsageError
+from paragan.data.dataset import load_data
 from paragan.data.formats import tar_index as indices
 from paragan.data.formats.tar_index import TarIndex, build_index, from_bytes
 from paragan.data.formats.webdataset import INDEX_FILE, expand_pattern, open_tar_shards
@@ -127,6 +130,98 @@ def test_an_old_or_damaged_index_is_rebuilt(tmp_path):
     assert fingerprint(changed) != first
 
 
+def relabelled(folder: Path, shift: int) -> Path:
+    """A shard of one size, whatever its labels are."""
+    members = [
+        pair
+        for index in range(9)
+        for pair in ((f"{index}.png", encode_image(IMAGES[index])), (f"{index}.cls", b"%d" % ((index + shift) % 3)))
+    ]
+    return tar(folder / "a.tar", members)
+
+
+def correct_labels(folder: Path) -> None:
+    before = (folder / "a.tar").stat()
+    after = relabelled(folder, 1)
+    assert after.stat().st_size == before.st_size
+    os.utime(after, ns=(before.st_mtime_ns + 10**9,) * 2)
+
+
+def labels_of(source) -> list[int]:
+    assert source.labels is not None
+    return source.labels.tolist()
+
+
+def test_labels_that_were_corrected_in_a_shard_of_the_same_size_are_read(tmp_path):
+    relabelled(tmp_path, 0)
+    first = load_data(str(tmp_path), resolution=8, cache="stream")
+    assert "index of" in open_source(str(tmp_path)).notes[0]
+    correct_labels(tmp_path)
+    second = load_data(str(tmp_path), resolution=8, cache="stream")
+    assert labels_of(second) == [(label + 1) % 3 for label in labels_of(first)]
+    assert second.fingerprint != first.fingerprint
+    assert "index of" in open_source(str(tmp_path)).notes[0]
+
+
+def test_shards_that_were_moved_keep_their_index(tmp_path):
+    relabelled(tmp_path, 0)
+    open_source(str(tmp_path / "a.tar"))
+    (tmp_path / "moved").mkdir()
+    for name in ("a.tar", INDEX_FILE):
+        shutil.move(tmp_path / name, tmp_path / "moved" / name)
+    assert "index of" in open_source(str(tmp_path / "moved")).notes[0]
+
+
+class VersionedFileSystem(FakeRemoteFileSystem):
+    """A server that tells versions, as it chooses."""
+
+    label = '"1"'
+
+    def version(self, name: str) -> str:
+        return f"server {self.label}" if self.label else ""
+
+
+def test_remote_shards_that_are_replaced_are_read_again(tmp_path):
+    (tmp_path / "a").mkdir()
+    relabelled(tmp_path / "a", 0)
+    place, remote = VersionedFileSystem(tmp_path / "a"), RemoteOptions(cache_dir=str(tmp_path / "cache"))
+    first = labels_of(open_tar_shards(place, "*.tar", remote))
+    assert "index of" in open_tar_shards(place, "*.tar", remote).notes[0]
+    correct_labels(tmp_path / "a")
+    place.label = '"2"'
+    found = open_tar_shards(place, "*.tar", remote)
+    assert "index stored" in found.notes[0]
+    assert labels_of(found) != first
+    assert open_tar_shards(place, "*.tar", remote).notes[0].endswith(".npz")  # and is stored
+
+
+@pytest.mark.parametrize("label", ['"1"', ""], ids=["versions", "no versions"])
+def test_an_index_that_was_uploaded_with_its_shards_is_taken_with_a_note(tmp_path, label):
+    relabelled(tmp_path, 0)
+    first = labels_of(open_source(str(tmp_path)))
+    place = VersionedFileSystem(tmp_path)
+    place.label = label
+    found = open_tar_shards(place, "*.tar", RemoteOptions(cache_dir=""))
+    assert labels_of(found) == first
+    assert "if labels changed since, `paragan data index` builds it again" in found.notes[0]
+
+
+def test_the_index_of_a_folder_that_cannot_be_written_is_cached(tmp_path, monkeypatch):
+    (tmp_path / "a").mkdir()
+    relabelled(tmp_path / "a", 0)
+    write = Path.write_bytes
+
+    def refuse(path: Path, data: bytes) -> int:
+        if path.is_relative_to(tmp_path / "a"):
+            raise PermissionError
+        return write(path, data)
+
+    monkeypatch.setattr(Path, "write_bytes", refuse)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for note in ("index stored as", "index of"):
+        assert f"{note} {tmp_path / 'cache'}" in open_source(str(tmp_path / "a")).notes[0]
+
+
 def test_a_folder_that_cannot_be_written_is_read_all_the_same(tmp_path, monkeypatch):
     shards(tmp_path)
     monkeypatch.setattr(Path, "write_bytes", lambda *_: (_ for _ in ()).throw(PermissionError()))
@@ -231,7 +326,9 @@ def test_damage_is_noticed_by_the_checksum(tmp_path):
     open_source(str(where))
     data = bytearray(where.read_bytes())
     data[600] ^= 1
+    written_ns = where.stat().st_mtime_ns
     where.write_bytes(data)
+    os.utime(where, ns=(written_ns, written_ns))  # as a bad disk does it
     found = open_source(str(where))
     with pytest.raises(DecodeError, match="checksum"):
         found.read(0)

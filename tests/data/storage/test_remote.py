@@ -353,6 +353,15 @@ def test_a_file_that_is_replaced_is_never_mixed_with_the_old(
         assert later.read("b.bin") == new
 
 
+def test_files_without_a_version_are_not_cached(server: FaultyServer, tmp_path: Path):
+    server.version = ""
+    assert cached(server, tmp_path).read("a.bin", 0, 10) == BYTES[:10]
+    server.files["/set/a.bin"] = BYTES[::-1]
+    later = cached(server, tmp_path)
+    assert later.version("a.bin") == ""
+    assert later.read("a.bin", 0, 10) == BYTES[::-1][:10]
+
+
 def test_a_file_that_is_replaced_between_its_parts(server: FaultyServer, monkeypatch: pytest.MonkeyPatch):
     for module in (http, fars):
         monkeypatch.setattr(module, "PART_BYTES", 4000)

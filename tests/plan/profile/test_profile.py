@@ -17,6 +17,7 @@ import tiny_run
 from paragan.comm.world import World
 from paragan.config.resolve import make_spec, resolve
 from paragan.config.run import with_lanes
+from paragan.config.sections import InputFingerprints
 from paragan.core.clock import Clock
 from paragan.core.errors import UsageError
 from paragan.core.rng import CPU
@@ -199,6 +200,25 @@ def test_a_digest_is_of_what_is_computed():
         "device.lanes_per_pass=1",
     ):
         assert digest(other) != base, other
+
+
+def test_a_digest_is_of_the_teacher_and_of_user_code(monkeypatch):
+    run = resolve(tiny_run.make_run("distill_from=a"), tiny_run.make_dataset())
+    taught = dataclasses.replace(run, fingerprints=InputFingerprints(distill_from="1"))
+    moved = dataclasses.replace(taught, distill_from="b")
+    other = dataclasses.replace(taught, fingerprints=InputFingerprints(distill_from="2"))
+    assert network_digest(taught) == network_digest(moved) != network_digest(other)
+    before = network_digest(taught)
+    monkeypatch.setattr(profile_cache, "user_code_digest", lambda *_: "changed")
+    assert network_digest(taught) != before
+
+
+def test_a_profile_of_other_data_is_measured_again(monkeypatch):
+    run = tiny_run.make_run("nets.width=3")
+    _, file = measured(run)
+    other = dataclasses.replace(tiny_run.make_dataset(), fingerprint="other")
+    monkeypatch.setattr(tiny_run, "make_dataset", lambda: other)
+    assert measured(run)[1] != file
 
 
 def test_user_networks_have_a_structure_digest():

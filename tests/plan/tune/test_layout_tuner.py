@@ -157,6 +157,18 @@ def test_layouts_are_cached_by_network_and_damaged_files_ignored(kept, tmp_path)
         assert len(kept) == 4 + i
 
 
+def test_a_layout_is_of_the_code_and_not_of_the_place_of_the_data(kept, monkeypatch):
+    images = tiny_run.make_dataset()
+    run = resolve(tiny_run.make_run(), images)
+    tune_run(run, images, World.solo())
+    moved = dataclasses.replace(run, data=dataclasses.replace(run.data, path="elsewhere"))
+    tune_run(moved, images, World.solo())
+    assert len(kept) == 1
+    monkeypatch.setattr(layouts, "user_code_digest", lambda *_: "changed")
+    tune_run(run, images, World.solo())
+    assert len(kept) == 2
+
+
 def test_train_takes_what_is_measured_and_goes_on_with_it(kept, tmp_path, capsys):
     line = ["train", "digits", "--run-dir", str(tmp_path / "run"), "--kimg=0.256", "--device.tune=measured"]
     line += ["--nets.width=4", "--evaluation.metrics=[]"]
