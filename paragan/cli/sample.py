@@ -29,7 +29,9 @@ def add_sample_command(commands: Any) -> None:
     p = add_command(commands, "sample", _sample, "generate images with a trained model", epilog=EXAMPLES)
     p.add_argument("run_dir", metavar="MODEL", help=MODEL_HELP)
     p.add_argument("--count", type=int, default=64, metavar="N", help="number of samples (64)")
-    p.add_argument("--labels", metavar="3,7", help="numbers or names, used in turn (default: as often as in the data)")
+    p.add_argument(
+        "--labels", metavar="3,7", help="indices or names of classes, used in turn (default: as often as in the data)"
+    )
     p.add_argument("--truncation", type=float, default=1.0, metavar="PSI", help="below 1: less variety (1)")
     p.add_argument("--seed", type=int, default=0, metavar="N", help="of the latents (0)")
     where = p.add_mutually_exclusive_group(required=True)
@@ -79,9 +81,11 @@ def _save_samples(options: argparse.Namespace, model: Model, samples: Any, label
     from paragan.core.image_grid import save_arrays, save_images
 
     if model.spec.array_shape:
-        save_arrays(samples.numpy(), labels, Path(options.out), lambda: _plot_records(options, samples.numpy()))
+        save_arrays(
+            samples.numpy(), labels, Path(options.out), lambda: _plot_records(options, samples.numpy()), model.classes
+        )
     else:
-        save_images(samples.permute(0, 2, 3, 1).numpy(), labels, Path(options.out))
+        save_images(samples.permute(0, 2, 3, 1).numpy(), labels, Path(options.out), model.classes)
 
 
 def _save_video(options: argparse.Namespace) -> int:

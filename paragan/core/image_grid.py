@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -52,19 +52,19 @@ def integer_upscale(images: np.ndarray) -> int:
     return max(1, 64 // images.shape[1])
 
 
-def save_images(images: np.ndarray, labels: np.ndarray | None, out: Path) -> None:
+def save_images(images: np.ndarray, labels: np.ndarray | None, out: Path, classes: Sequence[str] = ()) -> None:
     """Write images in the format that the name of `out` implies.
 
-    `.png` is a grid (without labels). `.npz` holds `images` uint8 [N, H, W, C] and, if given, `labels` int64 [N]. A
-    name
-    without extension is a folder: `out/<label>/000000.png`, or `out/000000.png` without labels; labels are padded with
-    zeros to one width, so names sort like labels. A file appears complete or not at all and replaces an older one; a
-    folder must be new or empty.
+    `.png` is a grid (without labels). `.npz` holds `images` uint8 [N, H, W, C] and, if given, `labels` int64 [N] and
+    `classes` [K]. A name without extension is a folder: `out/<class>/000000.png`, or `out/000000.png` without labels.
+    Without class names, or where they cannot be folders, the class is its index, padded with zeros to one width. A file
+    appears complete or not at all and replaces an older one; a folder must be new or empty.
 
     Args:
         images: [N, H, W, C] uint8.
         labels: [N] integers, or None.
         out: the file or folder.
+        classes: [K] names of the classes.
 
     Raises:
         UsageError: another extension, or `out` cannot be written.
@@ -72,12 +72,18 @@ def save_images(images: np.ndarray, labels: np.ndarray | None, out: Path) -> Non
     out = Path(out)
     _check_images(images, labels)
     try:
-        _writer_for(out)(images, labels, out)
+        _writer_for(out)(images, labels, out, classes)
     except OSError as error:
         raise UsageError(f"--out={error.filename or out}: cannot be written: {error.strerror or error}") from None
 
 
-def save_arrays(x: np.ndarray, labels: np.ndarray | None, out: Path, make_picture: Callable[[], np.ndarray]) -> None:
+def save_arrays(
+    x: np.ndarray,
+    labels: np.ndarray | None,
+    out: Path,
+    make_picture: Callable[[], np.ndarray],
+    classes: Sequence[str] = (),
+) -> None:
     """Write arrays of numbers: as an `.npz` that `--data` accepts, or as a picture.
 
     Args:
@@ -85,6 +91,7 @@ def save_arrays(x: np.ndarray, labels: np.ndarray | None, out: Path, make_pictur
         labels: [N] integers, or None.
         out: a name ending in `.npz` or `.png`.
         make_picture: returns the picture [H, W, 3] uint8; called for `.png` only.
+        classes: [K] names of the classes.
 
     Raises:
         UsageError: another extension.
@@ -92,7 +99,7 @@ def save_arrays(x: np.ndarray, labels: np.ndarray | None, out: Path, make_pictur
     suffix = out.suffix.lower()
     if out.is_dir() or suffix not in (".npz", ".png"):
         raise UsageError(f"--out={out}: not possible for arrays of numbers. Use samples.npz or picture.png.")
-    arrays = {"x": x} if labels is None else {"x": x, "labels": labels.astype(np.int64)}
+    arrays = {"x": x} | _label_arrays(labels, classes)
     with atomic_output(out) as path, path.open("wb") as file:
         if suffix == ".png":
             Image.fromarray(make_picture()).save(file, format="PNG")
@@ -100,7 +107,15 @@ def save_arrays(x: np.ndarray, labels: np.ndarray | None, out: Path, make_pictur
             np.savez(file, allow_pickle=False, **arrays)
 
 
-def _writer_for(out: Path) -> Callable[[np.ndarray, np.ndarray | None, Path], None]:
+def _label_arrays(labels: np.ndarray | None, classes: Sequence[str]) -> dict[str, np.ndarray]:
+    """Return the labels and class names of an npz."""
+    if labels is None:
+        return {}
+    names = {"classes": np.array(list(classes))} if classes else {}
+    return {"labels": labels.astype(np.int64)} | names
+
+
+def _writer_for(out: Path) -> Callable[[np.ndarray, np.ndarray | None, Path, Sequence[str]], None]:
     suffix = "" if out.is_dir() else out.suffix.lower()
     writers = {".png": _write_grid, ".npz": _write_npz, "": _write_folder}
     if suffix not in writers:
@@ -108,40 +123,49 @@ def _writer_for(out: Path) -> Callable[[np.ndarray, np.ndarray | None, Path], No
     return writers[suffix]
 
 
-def _write_grid(images: np.ndarray, labels: np.ndarray | None, out: Path) -> None:
+def _write_grid(images: np.ndarray, labels: np.ndarray | None, out: Path, classes: Sequence[str]) -> None:
     with atomic_output(out) as path:
         make_grid(images, scale=integer_upscale(images)).save(path, format="PNG")
 
 
-def _write_npz(images: np.ndarray, labels: np.ndarray | None, out: Path) -> None:
-    arrays = {"images": images} if labels is None else {"images": images, "labels": labels.astype(np.int64)}
+def _write_npz(images: np.ndarray, labels: np.ndarray | None, out: Path, classes: Sequence[str]) -> None:
+    arrays = {"images": images} | _label_arrays(labels, classes)
     with atomic_output(out) as path, path.open("wb") as file:
         np.savez(file, allow_pickle=False, **arrays)
 
 
-def _write_folder(images: np.ndarray, labels: np.ndarray | None, out: Path) -> None:
+def _write_folder(images: np.ndarray, labels: np.ndarray | None, out: Path, classes: Sequence[str]) -> None:
     if out.exists() and not out.is_dir():
         raise UsageError(f"--out={out}: this is a file. Use {IMAGE_OUTPUTS_HINT}.")
     if out.is_dir() and any(out.iterdir()):
         raise UsageError(f"--out={out}: the folder is not empty. Name a new one.")
-    paths = [out / name for name in _file_names(len(images), labels)]
+    paths = [out / name for name in _file_names(len(images), labels, classes)]
     for folder in sorted({path.parent for path in paths}):
         folder.mkdir(parents=True, exist_ok=True)
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         list(pool.map(lambda path, image: _to_pil(image).save(path), paths, images))
 
 
-def _file_names(count: int, labels: np.ndarray | None) -> list[str]:
+def _file_names(count: int, labels: np.ndarray | None, classes: Sequence[str]) -> list[str]:
     if labels is None:
         return [f"{index:06d}.png" for index in range(count)]
     width = len(str(labels.max()))
+    has_folder_names = bool(classes) and _can_be_folders(classes)
     count_by_label: dict[int, int] = {}
     names = []
     for label in labels.tolist():
         number = count_by_label.get(label, 0)
-        names.append(f"{label:0{width}d}/{number:06d}.png")
+        folder = classes[label] if has_folder_names else f"{label:0{width}d}"
+        names.append(f"{folder}/{number:06d}.png")
         count_by_label[label] = number + 1
     return names
+
+
+def _can_be_folders(classes: Sequence[str]) -> bool:
+    """Return whether class names can be names of folders on every system, and read again as they are."""
+    is_plain = all(name.isprintable() and name == name.strip() and name[:1] not in ("", ".") for name in classes)
+    has_separator = any(set(name) & set('/\\:*?"<>|') for name in classes)
+    return is_plain and not has_separator and len({name.casefold() for name in classes}) == len(classes)
 
 
 def _check_images(images: np.ndarray, labels: np.ndarray | None) -> None:

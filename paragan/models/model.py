@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import operator
 import threading
 import zlib
 from collections.abc import Iterator, Sequence
@@ -103,19 +104,25 @@ class Model:
         """Move the network to a device and return the model on it."""
         return dataclasses.replace(self, sampler=self.sampler.to(torch.device(device)))
 
-    def labels(self, count: int, labels: Sequence[int | str] | None = None, seed: int = 0) -> np.ndarray | None:
+    def labels(
+        self, count: int, labels: Sequence[int | str] | np.ndarray | None = None, seed: int = 0
+    ) -> np.ndarray | None:
         """Return labels for `count` samples, int64 [count]; None without classes.
 
         Args:
-            labels: numbers or names, used in turn. None draws labels as often as in the data.
+            labels: used in turn: class indices (int, also those that this method returns) or class names (str). None
+                draws labels as often as in the data.
+
+        Raises:
+            UsageError: there is no such class, or a str could be a name and another class's index.
         """
         if labels is None:
             return self.sampler.labels(range(count), seed)
         if not self.classes:
             raise UsageError("labels: this model was trained without classes. Leave labels out")
-        if not labels:
+        if not len(labels):
             raise UsageError("labels=[]: none are given. Use labels=None to draw them as often as in the data")
-        numbers = [parse_label(str(label), self.classes) for label in labels]
+        numbers = [parse_label(label, self.classes) for label in labels]
         return np.array(numbers, np.int64)[np.arange(count) % len(numbers)]
 
     def sample(
@@ -397,12 +404,38 @@ def parse_labels(text: str, classes: Sequence[str]) -> list[int]:
     return [parse_label(word, classes) for word in text.split(",")]
 
 
-def parse_label(word: str, classes: Sequence[str]) -> int:
-    """Return the number of a label given by name or number. Names come first, even if they look like numbers."""
-    if word in classes:
-        return classes.index(word)
-    if word.isdecimal() and len(word) < 19 and int(word) < len(classes):
-        return int(word)
-    raise UsageError(
-        f"labels: there is no class {word[:40]!r}. Use 0 to {len(classes) - 1}, or a name: {', '.join(classes[:20])}"
-    )
+def parse_label(label: int | str, classes: Sequence[str]) -> int:
+    """Return the index of a class.
+
+    Args:
+        label: an int is the index. A str is the name or, in digits, the index of a class; `name:3` and `index:3` say
+            which.
+
+    Raises:
+        UsageError: there is no such class, or the str is the name of one class and the index of another.
+    """
+    if not isinstance(label, str):
+        return _check_index(operator.index(label), str(label), classes)
+    kind, colon, word = label.partition(":")
+    if label in classes or not colon or kind not in ("name", "index"):
+        kind = ""
+        word = label
+    index = int(word) if word.isascii() and word.isdecimal() and len(word) < 19 else -1
+    if kind == "index":
+        return _check_index(index, label, classes)
+    if word not in classes:
+        return _check_index(-1 if kind else index, label, classes)
+    named = classes.index(word)
+    if not kind and 0 <= index < len(classes) and index != named:
+        raise UsageError(
+            f"labels={word}: could be the class named {word} (index {named}) or the class of index {word} (named "
+            f"{classes[index]}). Use name:{word} or index:{word}"
+        )
+    return named
+
+
+def _check_index(index: int, label: str, classes: Sequence[str]) -> int:
+    if 0 <= index < len(classes):
+        return index
+    names = ", ".join(classes[:20])
+    raise UsageError(f"labels: there is no class {label[:40]!r}. Use 0 to {len(classes) - 1}, or a name: {names}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 
 from paragan.core.errors import UsageError
@@ -37,6 +39,14 @@ def check_labels(labels: np.ndarray, location: str, num_classes: int | None) -> 
             f"({first}{', ...' if missing > 5 else ''}): "
             f"renumber with np.unique(labels, return_inverse=True)[1]"
         )
+
+
+def sort_class_names(names: Iterable[str]) -> list[str]:
+    """Return class names in the order of their labels: by value if all are numbers (2 before 10), else by name."""
+    names = sorted(names)
+    if all(name.isascii() and name.isdecimal() for name in names):
+        names.sort(key=int)
+    return names
 
 
 def default_class_names(labels: np.ndarray) -> tuple[str, ...]:

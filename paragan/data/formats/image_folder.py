@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from paragan.core.errors import UsageError
+from paragan.data.formats.class_labels import sort_class_names
 from paragan.data.formats.read_span import read_span
 from paragan.data.source import IMAGE_FORMATS, DecodeError, MalformedDataset
 from paragan.data.storage.filesystem import ByteRange, DirListing, FileSystem, abbreviate, printable
@@ -104,12 +105,13 @@ def open_image_folder(fs: FileSystem, listing: DirListing, subfolder: str = "") 
         names = [join_path(subfolder, name) for name in strays]
         return ImageFolderSource(fs, names, None, (), _describe_ignored(listing.files, []), list(strays.values()))
     with ThreadPoolExecutor(REMOTE_THREADS if fs.is_remote else 1) as pool:
-        listings = list(pool.map(lambda name: fs.list_dir(join_path(subfolder, name)), listing.folders))
-    images_by_folder = {name: _image_files(contents) for name, contents in zip(listing.folders, listings)}
+        folders = sort_class_names(listing.folders)
+        listings = list(pool.map(lambda name: fs.list_dir(join_path(subfolder, name)), folders))
+    images_by_folder = {name: _image_files(contents) for name, contents in zip(folders, listings)}
     if strays:
         images_by_folder[""] = strays
     files = [*listing.files, *(file for contents in listings for file in contents.files)]
-    nested = [join_path(name, sub) for name, contents in zip(listing.folders, listings) for sub in contents.folders]
+    nested = [join_path(name, sub) for name, contents in zip(folders, listings) for sub in contents.folders]
     empty = [join_path(subfolder, name) for name, images in images_by_folder.items() if not images]
     empty_message = ""
     if empty:

@@ -15,7 +15,7 @@ from isal.isal_zlib import crc32
 
 from paragan.core.errors import UsageError
 from paragan.data.formats import dataset_json
-from paragan.data.formats.class_labels import resolve_class_names
+from paragan.data.formats.class_labels import resolve_class_names, sort_class_names
 from paragan.data.formats.dataset_json import (
     CLASSES_JSON,
     DATASET_JSON,
@@ -232,5 +232,7 @@ def _labels_from_folders(names: Sequence[str], location: str) -> tuple[np.ndarra
         )
     if depth == 0:
         return None, ()
-    classes, labels = np.unique([folders[-1] for folders in folders_by_image], return_inverse=True)
-    return labels.astype(np.int64), tuple(printable(str(name)) for name in classes)
+    classes = sort_class_names({folders[-1] for folders in folders_by_image})
+    label_by_name = {name: label for label, name in enumerate(classes)}
+    labels = np.array([label_by_name[folders[-1]] for folders in folders_by_image], np.int64)
+    return labels, tuple(map(printable, classes))
