@@ -43,20 +43,21 @@ TAGS_PER_PLAYER = 1 << 16  # more than a player has buckets
 @config_class
 class Decentralized(OptimisticDefaults):
     """Both players step at once, optimistically, each rank on its own gradient; parameters travel to neighbors while
-    it is computed, and are mixed before the step.
+    it is computed, and are averaged before the step.
 
     topology            : the graph of neighbors
-    rounds              : how often parameters are mixed in a step
+    rounds              : how often parameters are averaged with neighbors in a step
     consensus_tolerance : in place of rounds: as many as leave this fraction of the distance between ranks
-    staleness           : how many steps a message may be late, so that a slow link delays nobody; late links are mixed
-                          as often as messages arrive (AD-PSGD). For undirected graphs that do not change. The result
-                          then depends on timing
-    sync_period         : mix only at the end of every so many steps (local SGDA)
+    staleness           : how many steps a message may be late, so that a slow link delays nobody; late links are
+                          averaged as often as messages arrive (AD-PSGD). For undirected graphs that do not change. The
+                          result then depends on timing
+    sync_period         : average only at the end of every so many steps (local SGDA)
     wire                : how parameters are encoded; a lossy wire carries their changes (CHOCO-SGD)
-    consensus_rate      : the step of a mix over a lossy wire, 1 for the whole way; wires that lose much need less
+    consensus_rate      : step size of an averaging step over a lossy wire (1: all the way to the average); wires that
+                          lose much need less
     order               : "simultaneous" (both from the same point) or "alternating" (D, then G)
-    paper_update        : true: the paper's own update: mix first, then optimistic mirror descent with each player's
-                          learning rate. false: each player's optimizer, made optimistic
+    paper_update        : true: the paper's own update: average first, then optimistic mirror descent with each
+                          player's learning rate. false: each player's optimizer, made optimistic
     peer_timeout_s      : a rank that is silent for so long is dropped, and the others go on; 0: the run ends with it. A
                           rank that died is dropped at once. On CPU, with ranks that were started one by one
                           (docs/gossip.md)
