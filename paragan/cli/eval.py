@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import fcntl
 from collections.abc import Iterator
 from pathlib import Path
@@ -44,7 +45,9 @@ def add_eval_command(commands: Any) -> None:
     )
     p.add_argument("--inception", metavar="FILE", help="weights of the 2015-12-05 Inception")
     p.add_argument("--reference", metavar="FILE.npz", help="compare with its mu and sigma instead of the data")
-    p.add_argument("--data", metavar="PATH", help="compare with other reals than those of the run")
+    p.add_argument(
+        "--data", metavar="PATH", help="compare with other reals, or with those of the run where they lie now"
+    )
     p.add_argument(
         "--truncation", default="1", metavar="PSI,PSI", help="one value or several; below 1: less variety (1)"
     )
@@ -137,7 +140,12 @@ def _follow(options: argparse.Namespace, folder: Path, run: Run, evaluation: Any
     console = RunConsole()
     if not evaluation.metrics:
         raise UsageError("--metrics: this run computes no scores. Use --metrics fd,kid")
-    dataset = load_dataset(run.data)
+    dataset = load_dataset(dataclasses.replace(run.data, path=options.data or run.data.path))
+    if options.data and run.fingerprints.data and dataset.fingerprint != run.fingerprints.data:
+        raise UsageError(
+            f"--data {options.data}: not the images that {folder} was trained on, by which --follow scores it. Use "
+            "those, or leave --follow out"
+        )
     check_evaluation(evaluation, dataset)
     space = make_feature_space(evaluation, dataset)
     best = "" if run.evaluation.metrics else resolve_best_metric(run.output.best_metric, evaluation.metrics, space)
@@ -152,8 +160,8 @@ def _follow(options: argparse.Namespace, folder: Path, run: Run, evaluation: Any
 def _check_follow_options(options: argparse.Namespace, ranks: int) -> None:
     if ranks > 1:
         raise UsageError("--follow: runs as one process. Start it without a launcher")
-    if options.truncation != "1" or options.seed is not None or options.data:
-        raise UsageError("--follow: uses the protocol of the run. Leave --truncation, --seed and --data out")
+    if options.truncation != "1" or options.seed is not None:
+        raise UsageError("--follow: uses the protocol of the run. Leave --truncation and --seed out")
     if not options.patience >= 0:
         raise UsageError(f"--patience {options.patience}: must not be negative. Use 0 or more")
 

@@ -124,3 +124,19 @@ def test_a_fingerprint_of_weights_is_of_files_and_names(tmp_path):
     assert weights_fingerprint(folder.rename(tmp_path / "moved")) == before
     (tmp_path / "moved/0001").rename(tmp_path / "moved/0002")
     assert weights_fingerprint(tmp_path / "moved") != before
+
+
+def test_a_run_with_moved_data_is_followed_and_scored(tmp_path):
+    data = save_data(tmp_path / "a.npz")
+    run = tmp_path / "run"
+    assert train(str(data), "--evaluation.metrics=[]", f"--run-dir={run}").status == 0
+    moved = shutil.move(data, tmp_path / "b.npz")
+    scores = ("--metrics=fd", "--count=16")
+    assert "a.npz does not exist" in usage_error("eval", run, *scores, "--follow")
+    ended = run_cli("eval", run, *scores, "--follow", f"--data={moved}")
+    assert ended.status == 0, ended.err
+    assert "1 models scored" in ended.out
+    other = save_data(tmp_path / "other.npz", seed=1)
+    message = usage_error("eval", run, "--metrics=kid", "--count=16", "--follow", f"--data={other}")
+    assert "not the images that" in message
+    assert run_cli("eval", run, "--metrics=kid", "--count=16", f"--data={other}").status == 0  # as it says
