@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import math
 import warnings
 import zipfile
@@ -16,19 +15,20 @@ from isal.isal_zlib import crc32
 
 from paragan.core.errors import UsageError
 from paragan.data.formats.dataset_json import CLASSES_JSON, parse_class_names
+from paragan.data.formats.sample_label import Label, is_label_suffix, number_labels, parse_sample_label
 from paragan.data.formats.tar_reader import SequentialReader, TarMember, iter_members
 from paragan.data.source import IMAGE_FORMATS, DecodeError
 from paragan.data.storage.filesystem import FileSystem, format_error, printable
 
 NO_LABEL = -(2**63)  # the label of an image without label
 
-_LABEL_SUFFIXES = ("cls", "txt", "json")  # of members that may hold the label, in order of preference
 _MAX_LABEL_BYTES = 2**20  # larger members are not labels
 _MAX_KEY_BYTES = 255
 _DTYPE_KINDS = {
     "shards": "U",
     "sizes": "i",
     "versions": "U",
+    "problem": "U",
     "shard": "i",
     "start": "i",
     "size": "i",
@@ -56,6 +56,7 @@ class TarIndex:
     crc32   : [N] uint32, of the bytes of the image
     keys    : [N] fixed-width bytes, names of the samples
     classes : [K] names, if they are known
+    problem : why there are no labels although something looks like them; "" if there is no such thing
     """
 
     shards: tuple[str, ...]
@@ -68,6 +69,7 @@ class TarIndex:
     crc32: np.ndarray
     keys: np.ndarray
     classes: tuple[str, ...] = ()
+    problem: str = ""
 
     def __len__(self) -> int:
         return len(self.shard)
@@ -98,6 +100,7 @@ class TarIndex:
         """Return the index as an .npz without pickled objects."""
         columns = {key: np.asarray(getattr(self, key)) for key, kind in _DTYPE_KINDS.items() if kind != "U"}
         names = {key: np.array(getattr(self, key), str) for key in ("shards", "versions", "classes")}
+        names["problem"] = np.array([self.problem])
         file = io.BytesIO()
         np.savez(file, **names, **columns)  # pyright: ignore[reportArgumentType]
         return file.getvalue()
@@ -126,7 +129,7 @@ def build_index(
     """Read every shard once and return where its images lie.
 
     As in WebDataset, files with the same name up to the first dot are one sample: an image (.jpg, .png, .webp, .bmp)
-    and its label, .cls or .txt with a number, or .json with a "label".
+    and its label (sample_label.py). A label that does not stand beside its image is found by its name.
 
     Args:
         fs: the folder of the shards.
@@ -138,11 +141,16 @@ def build_index(
         UsageError: a shard is damaged or changes, or there is no image.
     """
     samples: list[_TarSample] = []
+    labels: list[Label | None] = []
+    orphans: dict[str, dict[str, bytes]] = {}  # key -> members that may be labels, where there is no image
+    problems: list[str] = []
     versions = tuple(fs.version(name) for name in shards)  # before they are read: one may be replaced meanwhile
     for number, (name, size) in enumerate(zip(shards, sizes)):
         file = SequentialReader(fs, name, size)
         try:
-            samples += _read_samples(file, number)
+            for sample, members in _read_samples(file, number, orphans):
+                samples.append(sample)
+                labels.append(_parse_label(members, sample, file, problems))
         except DecodeError as error:
             raise UsageError(
                 f"data: {fs.display_path(name)} cannot be read: it {error}; is it being written?"
@@ -153,6 +161,23 @@ def build_index(
         raise UsageError(
             f"data: {fs.location}: no image in {_abbreviate(shards)}: put {', '.join(IMAGE_FORMATS)} into them"
         )
+    for row, sample in enumerate(samples):
+        if labels[row] is None and sample.key in orphans:
+            labels[row] = _parse_label(orphans.pop(sample.key), sample, SequentialReader(fs, shards[0], 0), problems)
+    classes = read_classes_json(fs)
+    try:
+        numbers, classes = number_labels(labels, [sample.key for sample in samples], classes, NO_LABEL)
+    except UsageError as error:
+        problems.append(str(error))
+        numbers = [NO_LABEL] * len(samples)
+    certain = [
+        key for key, members in orphans.items() if any(not suffix.endswith(("txt", "json")) for suffix in members)
+    ]
+    if certain and all(label is None for label in labels):
+        problems.append(
+            f"data: {fs.location}: {len(certain):,} labels belong to no image ({printable(certain[0])}). Give both the "
+            "same name, or use --data.labels=false"
+        )
     return TarIndex(
         shards=tuple(shards),
         sizes=np.array(sizes, np.int64),
@@ -160,10 +185,11 @@ def build_index(
         shard=np.array([sample.shard for sample in samples], np.int32),
         start=np.array([sample.start for sample in samples], np.int64),
         size=np.array([sample.size for sample in samples], np.int64),
-        label=np.array([sample.label for sample in samples], np.int64),
+        label=np.array(numbers, np.int64),
         crc32=np.array([sample.crc32 for sample in samples], np.uint32),
         keys=np.array([sample.key.encode("utf8", "surrogateescape")[:_MAX_KEY_BYTES] for sample in samples]),
-        classes=read_classes_json(fs),
+        classes=classes,
+        problem=problems[0] if problems else "",
     )
 
 
@@ -176,11 +202,16 @@ class _TarSample:
     start: int
     size: int
     crc32: int
-    label: int
+    suffix: str
 
 
-def _read_samples(file: SequentialReader, shard: int) -> Iterator[_TarSample]:
-    """Yield the samples of one shard that have an image."""
+def _read_samples(
+    file: SequentialReader, shard: int, orphans: dict[str, dict[str, bytes]]
+) -> Iterator[tuple[_TarSample, dict[str, bytes]]]:
+    """Yield the samples of one shard that have an image, with the members that may hold their label.
+
+    orphans: gets such members of samples without image.
+    """
     key: str | None = None
     images: dict[str, tuple[TarMember, int]] = {}
     labels: dict[str, bytes] = {}
@@ -191,16 +222,16 @@ def _read_samples(file: SequentialReader, shard: int) -> Iterator[_TarSample]:
             continue  # hidden, or without a suffix
         member_key = f"{folder}/{stem}" if folder else stem
         if member_key != key:
-            yield from _finish_sample(file, shard, key, images, labels)
+            yield from _finish_sample(file, shard, key, images, labels, orphans)
             key = member_key
             images = {}
             labels = {}
         suffix = suffix.lower()
         if f".{suffix.rpartition('.')[2]}" in IMAGE_FORMATS:
             images[suffix] = member, _compute_crc32(file, member)
-        elif suffix in _LABEL_SUFFIXES and member.size <= _MAX_LABEL_BYTES:
+        elif is_label_suffix(suffix) and member.size <= _MAX_LABEL_BYTES:
             labels[suffix] = file.read(member.offset, member.size)
-    yield from _finish_sample(file, shard, key, images, labels)
+    yield from _finish_sample(file, shard, key, images, labels, orphans)
 
 
 def _finish_sample(
@@ -209,9 +240,14 @@ def _finish_sample(
     key: str | None,
     images: dict[str, tuple[TarMember, int]],
     labels: dict[str, bytes],
-) -> Iterator[_TarSample]:
+    orphans: dict[str, dict[str, bytes]],
+) -> Iterator[tuple[_TarSample, dict[str, bytes]]]:
     """Yield the sample of members with one key, by suffix, if it has an image."""
-    if key is None or not images:
+    if key is None:
+        return
+    if not images:
+        if labels:
+            orphans.setdefault(key, {}).update(labels)
         return
     candidates = [suffix for suffix in images if "." not in suffix] or list(images)
     if len(candidates) > 1:
@@ -220,32 +256,20 @@ def _finish_sample(
             f"({', '.join(printable(suffix) for suffix in candidates[:3])}): keep one a sample"
         )
     member, checksum = images[candidates[0]]
-    yield _TarSample(key, shard, member.offset, member.size, checksum, _parse_label(labels, file, key))
+    yield _TarSample(key, shard, member.offset, member.size, checksum, candidates[0]), labels
 
 
-def _parse_label(labels: dict[str, bytes], file: SequentialReader, key: str) -> int:
-    if "cls" in labels:
-        if (label := _parse_int(labels["cls"])) is None:
-            text = printable(labels["cls"][:40].decode("utf8", "replace"))
-            member = f"{file.fs.display_path(file.name)}, {printable(key)}.cls"
-            raise UsageError(f"data: {member}: {text!r} is not a class. Write a number from 0 on")
-        return label
-    if "txt" in labels and (label := _parse_int(labels["txt"])) is not None:
-        return label
-    if "json" in labels:
-        try:
-            content = json.loads(labels["json"])
-        except (ValueError, RecursionError):
-            return NO_LABEL
-        label = content.get("label") if isinstance(content, dict) else None
-        if type(label) is int and abs(label) < 2**63:
-            return label
-    return NO_LABEL
-
-
-def _parse_int(data: bytes) -> int | None:
-    text = data.strip()
-    return int(text) if 0 < len(text) < 19 and text.removeprefix(b"-").isdigit() else None
+def _parse_label(
+    members: dict[str, bytes], sample: _TarSample, file: SequentialReader, problems: list[str]
+) -> Label | None:
+    try:
+        return parse_sample_label(members, sample.suffix)
+    except ValueError as error:
+        problems.append(
+            f"data: {file.fs.display_path(file.name)}, {printable(sample.key)}.{error}, which is no class. Write a "
+            "number from 0 on or a name, or use --data.labels=false"
+        )
+        return None
 
 
 def _compute_crc32(file: SequentialReader, member: TarMember) -> int:
@@ -306,6 +330,7 @@ def _validate(arrays: dict[str, np.ndarray]) -> TarIndex:
         crc32=arrays["crc32"].astype(np.uint32),
         keys=arrays["keys"],
         classes=tuple(str(name) for name in arrays["classes"]),
+        problem=str(arrays["problem"][0]),
     )
 
 

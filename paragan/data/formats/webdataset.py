@@ -115,14 +115,16 @@ def open_tar_shards(
     index, index_note = _load_or_build_index(fs, sizes, remote or RemoteOptions(), log)
     unit = "shard" if len(sizes) == 1 else "shards"
     notes = (f"{len(sizes):,} {unit}; {index_note}",)
+    if labels and index.problem:
+        raise UsageError(index.problem)
     if not labels or (index.label == NO_LABEL).all():
         return TarShardSource(fs, index, None, (), notes)
     unlabelled = np.flatnonzero(index.label == NO_LABEL)
     if len(unlabelled):
         example = _sample_name(fs, index, int(unlabelled[0]))
         raise UsageError(
-            f"data: {len(unlabelled):,} of {len(index):,} images have no class ({example}): "
-            f"add a .cls with a number to each"
+            f"data: {len(unlabelled):,} of {len(index):,} images have no class ({example}). "
+            f"Add a .cls with a number to each, or use --data.labels=false"
         )
     classes = read_classes_json(fs) or index.classes
     check_labels(index.label, fs.location, len(classes) or None)

@@ -257,6 +257,49 @@ def test_classes_in_every_supported_form(tmp_path):
     assert captions.classes == ()
 
 
+@pytest.mark.parametrize(
+    ("texts", "suffix", "expected", "classes"),
+    [
+        ((b"0", b"1", b"2"), "cls", [0, 1, 2], ("0", "1", "2")),
+        ((b"0.0", b"1.0", b"2.0"), "cls", [0, 1, 2], ("0", "1", "2")),
+        ((b"dog\n", b"ant", b"bee"), "cls", [2, 0, 1], ("ant", "bee", "dog")),
+        ((b"dog", b"ant", b"bee"), "label", [2, 0, 1], ("ant", "bee", "dog")),
+        ((b"[0, 0, 1]", b"[1, 0, 0]", b"[0, 1, 0]"), "json", [2, 0, 1], ("0", "1", "2")),
+        ((b"[0,0,1]", b"[1,0,0]", b"[0,1,0]"), "cls", [2, 0, 1], ("0", "1", "2")),
+        ((b'{"class": "b"}', b'{"class": "a"}', b'{"class": "c"}'), "json", [1, 0, 2], ("a", "b", "c")),
+        ((b'{"label": 2.0}', b'{"label": 1}', b'{"label": [1, 0, 0]}'), "json", [2, 1, 0], ("0", "1", "2")),
+        ((b'{"category": 2}', b'{"class_id": 0}', b"1"), "json", [2, 0, 1], ("0", "1", "2")),
+        ((b"0", b"1", b"2"), "txt", [0, 1, 2], ("0", "1", "2")),
+        ((b"0", b"1", b"2"), "CLS", [0, 1, 2], ("0", "1", "2")),
+    ],
+)
+@pytest.mark.parametrize("layout", ["beside", "labels last", "labels first", "dotted names", "dotted and apart"])
+def test_labels_in_common_forms(layout, texts, suffix, expected, classes, tmp_path):
+    name = "frame{}_t1.5s" if layout.startswith("dotted") else "{}"
+    images = [(f"{name.format(i)}.png", encode_image(IMAGES[i])) for i in range(3)]
+    labels = [(f"{name.format(i)}.{suffix}", text) for i, text in enumerate(texts)]
+    members = {
+        "beside": [member for pair in zip(images, labels) for member in pair],
+        "dotted names": [member for pair in zip(labels, images) for member in pair],
+        "labels last": images + labels,
+        "labels first": labels + images,
+        "dotted and apart": images + labels,
+    }[layout]
+    for _ in range(2):  # from the shard, then from its index
+        source = open_source(str(tar(tmp_path / "a.tar", members)))
+        assert source.labels is not None
+        assert source.labels.tolist() == expected
+        assert source.classes == classes
+    assert open_source(str(tmp_path / "a.tar"), labels=False).labels is None
+
+
+def test_labels_that_cannot_be_read_can_be_left_out(tmp_path):
+    path = str(tar(tmp_path / "a.tar", [("0.png", encode_image(IMAGES[0])), ("0.cls", b" ")]))
+    for _ in range(2):
+        assert "or use --data.labels=false" in open_error(path)
+        assert open_source(path, labels=False).labels is None  # what the message says
+
+
 def test_class_names_in_a_file_next_to_the_shards(tmp_path):
     (tmp_path / "classes.json").write_text('["ant", "bee", "cat", "dog"]')
     assert open_source(str(shards(tmp_path))).classes == ("ant", "bee", "cat", "dog")
@@ -273,7 +316,7 @@ def test_members_that_are_no_images_are_skipped(tmp_path):
             info = tarfile.TarInfo(f"{kind.decode()}.png")
             info.type, info.linkname = kind, "/etc/passwd"
             file.addfile(info)
-        for name in (".hidden.png", "a/.b.png", "README", "x.cls"):
+        for name in (".hidden.png", "a/.b.png", "README", "x.txt"):
             info = tarfile.TarInfo(name)
             info.size = 1
             file.addfile(info, io.BytesIO(b"0"))
@@ -290,7 +333,11 @@ def test_members_that_are_no_images_are_skipped(tmp_path):
     ("members", "said"),
     [
         ([("a.txt", b"x")], "no image in a.tar"),
-        ([("0.png", b"x"), ("0.cls", b"cat")], "a.tar, 0.cls: 'cat' is not a class"),
+        ([("0.png", b"x"), ("0.cls", b" ")], "a.tar, 0.cls holds ' ', which is no class"),
+        ([("0.png", b"x"), ("0.cls", b"\xff\x00")], "which is no class. Write a number from 0 on or a name"),
+        ([("0.png", b"x"), ("0.cls", b"1.5")], "0.cls holds '1.5', which is no class"),
+        ([("0.png", b"x"), ("a.cls", b"0")], "1 labels belong to no image (a)"),
+        ([("0.png", b"x"), ("0.cls", b"0"), ("1.png", b"x"), ("1.cls", b"cat")], "0: its label is the number 0"),
         ([("0.png", b"x"), ("0.cls", b"0"), ("1.png", b"x")], "1 of 2 images have no class"),
         ([("0.png", b"x"), ("0.cls", b"-1")], "1 of 1 labels are negative"),
         ([("0.png", b"x"), ("0.cls", b"2")], "2 of these classes have no image (0, 1)"),

@@ -1,0 +1,117 @@
+"""The label of one WebDataset sample, in the forms that people write it: a number, a name, a one-hot list, or JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from paragan.core.errors import UsageError
+from paragan.data.formats.class_labels import sort_class_names
+from paragan.data.storage.filesystem import printable
+
+Label = int | str  # the index of a class, or its name
+
+LABEL_SUFFIXES = ("cls", "label", "class", "txt", "json")  # of members that may hold the label, in order of preference
+JSON_KEYS = ("label", "class", "cls", "class_id", "label_id", "class_name", "category", "target")  # the same, in .json
+MAX_NAME_CHARS = 200
+
+
+def parse_sample_label(members: Mapping[str, bytes], image_suffix: str) -> Label | None:
+    """Return the label of a sample; None if its members hold none.
+
+    Args:
+        members: contents by suffix (all after the first dot of the name).
+        image_suffix: that of the image. Its label has the same name up to the last dot.
+
+    Raises:
+        ValueError: a member that only labels have cannot be read. The message shows it.
+    """
+    prefix = image_suffix[: image_suffix.rfind(".") + 1]
+    for suffix in LABEL_SUFFIXES:
+        data = members.get(prefix + suffix, members.get(suffix))
+        if data is None:
+            continue
+        label = _parse_json(data) if suffix == "json" else _parse_text(data)
+        if suffix == "txt" and not isinstance(label, int):
+            continue  # a caption
+        if label is not None:
+            return label
+        if suffix != "json":
+            raise ValueError(f"{suffix} holds {printable(data[:40].decode('utf8', 'replace'))!r}")
+    return None
+
+
+def is_label_suffix(suffix: str) -> bool:
+    """Return whether a member with this suffix may hold a label."""
+    return suffix.rpartition(".")[2] in LABEL_SUFFIXES
+
+
+def _parse_text(data: bytes) -> Label | None:
+    try:
+        text = data.decode("utf8").strip()
+    except UnicodeDecodeError:
+        return None
+    if text.startswith("["):
+        return _parse_json(data)
+    try:
+        return _to_label(float(text) if len(text) < 25 else text)
+    except ValueError:
+        return _to_label(text)
+
+
+def _parse_json(data: bytes) -> Label | None:
+    """Return a label written as JSON: a value, a one-hot list, or an object that has it under one of `JSON_KEYS`."""
+    try:
+        content: Any = json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+    if isinstance(content, dict):
+        content = next((content[key] for key in JSON_KEYS if key in content), None)
+    if isinstance(content, list):
+        is_one_hot = len(content) > 1 and content.count(1) == 1 and content.count(0) == len(content) - 1
+        return content.index(1) if is_one_hot else None
+    return _to_label(content)
+
+
+def _to_label(value: Any) -> Label | None:
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    if isinstance(value, str):
+        return value if 0 < len(value) <= MAX_NAME_CHARS and value.isprintable() else None
+    return int(value) if value == value // 1 and abs(value) < 2**53 else None
+
+
+def number_labels(
+    labels: Sequence[Label | None], keys: Sequence[str], classes: tuple[str, ...], missing: int
+) -> tuple[list[int], tuple[str, ...]]:
+    """Turn labels into indices of classes.
+
+    Args:
+        labels: [N].
+        keys: [N] names of the samples, for messages.
+        classes: [K] names of the classes, if they are known.
+        missing: the index of an image without label.
+
+    Returns:
+        [N] indices, and the names of the classes.
+
+    Raises:
+        UsageError: some labels are numbers and others names, or a name is no class.
+    """
+    names = {label for label in labels if isinstance(label, str)}
+    if not names:
+        return [missing if label is None else int(label) for label in labels], classes
+    for key, label in zip(keys, labels):
+        if isinstance(label, int):
+            raise UsageError(
+                f"data: {printable(key)}: its label is the number {label}, and others are names such as "
+                f"{printable(min(names))}. Use one kind, or --data.labels=false"
+            )
+    ordered = list(classes) or sort_class_names(names)
+    if unknown := sorted(names - set(ordered)):
+        raise UsageError(
+            f"data: label {printable(unknown[0])} is not in classes.json. Add it, or use --data.labels=false"
+        )
+    index = {name: number for number, name in enumerate(ordered)}
+    return [missing if label is None else index[str(label)] for label in labels], tuple(ordered)
