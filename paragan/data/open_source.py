@@ -19,6 +19,7 @@ from paragan.data.source import IMAGE_FORMATS, Source
 from paragan.data.storage.filesystem import (
     FileSystem,
     RemoteOptions,
+    is_litter,
     is_url,
     printable,
     redact_url,
@@ -31,6 +32,8 @@ SOURCE_FORMATS_HINT = (
     f"({', '.join(IMAGE_FORMATS)}), of a folder for each class, of tars, of CIFAR, "
     "or one that Hugging Face `datasets` saved"
 )
+
+MAX_OUTER_FOLDERS = 4  # around the folder that holds the data
 
 
 def open_source(location: str, remote: RemoteOptions | None = None, *, labels: bool = True) -> Source:
@@ -54,8 +57,20 @@ def open_source(location: str, remote: RemoteOptions | None = None, *, labels: b
         return _open_pattern(location, remote, labels)
     if not exists:
         raise UsageError(_missing_message(Path(location)))
-    fs, name = open_location(location, remote)
+    fs, name = open_location(location if is_url(location) else _enter_single_folders(Path(location)), remote)
     return _open_file(fs, name, remote, labels) if name else _open_folder(fs, remote, labels)
+
+
+def _enter_single_folders(path: Path) -> str:
+    """Return the folder below `path` that holds the data: a folder around all others is no class."""
+    for _ in range(MAX_OUTER_FOLDERS):
+        if not path.is_dir():
+            break
+        entries = [entry for entry in path.iterdir() if not is_litter(entry.name)]
+        if len(entries) != 1 or not entries[0].is_dir():
+            break
+        path = entries[0]
+    return str(path)
 
 
 def _open_pattern(location: str, remote: RemoteOptions | None, labels: bool) -> Source:

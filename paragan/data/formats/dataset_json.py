@@ -11,7 +11,14 @@ from paragan.core.errors import UsageError
 from paragan.data.formats.class_labels import check_labels, resolve_class_names
 from paragan.data.formats.image_folder import ImageFolderSource, join_path
 from paragan.data.source import IMAGE_FORMATS, DecodeError
-from paragan.data.storage.filesystem import DirListing, FileSystem, abbreviate, format_error, printable
+from paragan.data.storage.filesystem import (
+    DirListing,
+    FileSystem,
+    abbreviate,
+    format_error,
+    is_litter,
+    printable,
+)
 
 DATASET_JSON = "dataset.json"
 CLASSES_JSON = "classes.json"  # names of the classes, which dataset.json lacks: ["cat", "dog", ...]
@@ -24,7 +31,7 @@ _EXPECTED_FORM = '{"labels": [["a.png", 0], ...]} or {"labels": null}'
 def is_image(name: str) -> bool:
     """Return whether a file is an image by its extension. Hidden files and files of hidden folders do not count."""
     *folders, base = name.split("/")
-    if any(part.startswith(".") or part == "__MACOSX" for part in (*folders, base)):
+    if any(map(is_litter, (*folders, base))):
         return False
     return "." in base and base[base.rindex(".") :].lower() in IMAGE_FORMATS
 

@@ -6,7 +6,7 @@ import itertools
 import struct
 import zipfile
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from typing import BinaryIO
 
@@ -70,11 +70,9 @@ class ZipArchive:
         try:
             with zipfile.ZipFile(file) as archive:
                 return [
-                    ZipMember(
-                        i.filename, i.header_offset, i.compress_size, i.file_size, i.compress_type, i.flag_bits, i.CRC
-                    )
+                    ZipMember(name, i.header_offset, i.compress_size, i.file_size, i.compress_type, i.flag_bits, i.CRC)
                     for i in archive.infolist()
-                    if not i.filename.endswith("/")
+                    if not (name := _member_name(i)).endswith("/")
                 ]
         except (*_CORRUPTION_ERRORS, OSError) as error:  # OSError: damage made zipfile seek to an impossible position
             reason = format_error(error)
@@ -124,6 +122,12 @@ class ZipArchive:
             return zlib.decompressobj(-zlib.MAX_WBITS).decompress(data, max_size)
         except zlib.error as error:
             raise DecodeError(f"cannot be decompressed ({error})") from None
+
+
+def _member_name(info: zipfile.ZipInfo) -> str:
+    """Return the name of a member. Some programs of Windows write backslashes between folders."""
+    is_windows = info.create_system in (0, 10)  # MS-DOS and NTFS
+    return info.filename.replace("\\", "/") if is_windows else info.filename
 
 
 class ZipSource:
@@ -192,30 +196,42 @@ def open_zip(fs: FileSystem, name: str, *, labels: bool = True) -> ZipSource:
             raise UsageError(
                 f"data: {archive.location} holds {printable(first)} twice. Write it again with one of them"
             )
-    labels_member = members_by_name.get(DATASET_JSON)
-    classes_member = members_by_name.get(CLASSES_JSON) if labels_member else None
+    root = _root_of(names, members_by_name)
+    labels_member = members_by_name.get(root + DATASET_JSON)
+    classes_member = members_by_name.get(root + CLASSES_JSON) if labels_member else None
     num_ignored = len(archive.members) - len(images) - bool(labels_member) - bool(classes_member)
     notes = (f"ignored other files in the archive ({num_ignored:,})",) if num_ignored else ()
     if not labels:
         return ZipSource(archive, images, None, (), notes)
     if labels_member is None:
         return ZipSource(archive, images, *_labels_from_folders(names, archive.location), notes)
-    path = f"{archive.location}/{DATASET_JSON}"
+    path = f"{archive.location}/{root}{DATASET_JSON}"
     classes: tuple[str, ...] = ()
     try:
         if classes_member:
-            classes = parse_class_names(archive.read(classes_member), f"{archive.location}/{CLASSES_JSON}")
+            classes = parse_class_names(archive.read(classes_member), f"{archive.location}/{root}{CLASSES_JSON}")
         data = archive.read(labels_member, dataset_json.MAX_JSON_BYTES)
-        numbers = parse_dataset_json(data, names, path, len(classes) or None)
+        numbers = parse_dataset_json(data, [name.removeprefix(root) for name in names], path, len(classes) or None)
     except DecodeError as error:
         raise UsageError(f"data: {path} cannot be read: it {error}. Write the archive again") from None
     return ZipSource(archive, images, numbers, resolve_class_names(numbers, classes), notes)
 
 
+def _root_of(names: Sequence[str], members: Container[str]) -> str:
+    """Return the folder around all images that has the dataset.json, with a slash; "" if it is the top."""
+    root = ""
+    while root + DATASET_JSON not in members:
+        folder = names[0].removeprefix(root).partition("/")[0] + "/"
+        if not all(name.startswith(root + folder) for name in names):
+            return ""
+        root += folder
+    return root
+
+
 def _labels_from_folders(names: Sequence[str], location: str) -> tuple[np.ndarray | None, tuple[str, ...]]:
     """Return labels by the folder of each file, and the names of the folders; none if files are in no folder.
 
-    One folder around all others is allowed.
+    A folder around all others is no class.
     """
     folders_by_image = [name.split("/")[:-1] for name in names]
     depth = len(folders_by_image[0])
@@ -230,7 +246,7 @@ def _labels_from_folders(names: Sequence[str], location: str) -> tuple[np.ndarra
             f"data: {location} holds folders within folders ({printable(names[0])}): "
             f"keep one level, a folder for each class, or add a {DATASET_JSON}"
         )
-    if depth == 0:
+    if len({tuple(folders) for folders in folders_by_image}) == 1:
         return None, ()
     classes = sort_class_names({folders[-1] for folders in folders_by_image})
     label_by_name = {name: label for label, name in enumerate(classes)}

@@ -126,6 +126,11 @@ def is_url(location: str) -> bool:
     return _URL.match(location) is not None
 
 
+def is_litter(name: str) -> bool:
+    """Return whether a file or folder is what a desktop leaves behind, or hidden: it is no data."""
+    return name.startswith(".") or name.lower() in ("__macosx", "thumbs.db", "desktop.ini")
+
+
 def printable(name: str | Path) -> str:
     """Return a name with control and undecodable characters escaped, so that it stays on one line."""
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in str(name))

@@ -11,7 +11,7 @@ from typing import Any
 import fsspec
 from fsspec.registry import known_implementations
 
-from paragan.data.storage.filesystem import DirListing
+from paragan.data.storage.filesystem import DirListing, is_litter
 from paragan.data.storage.http import PART_BYTES, short_response_error
 from paragan.data.storage.retry import FileStat, NotFoundError, PermanentError, Response, RetryableError
 from paragan.data.storage.timeouts import run_in_thread, run_on_loop
@@ -89,7 +89,7 @@ class FsspecBackend:
             name = path.removeprefix(f"{parent}/") if parent else path
             if path == parent and entry["type"] != "directory" and len(entries) == 1 and entry.get("size"):
                 raise PermanentError("this is a file: give its folder, or a file of a supported format")
-            if path == parent or "/" in name or name.startswith("."):
+            if path == parent or "/" in name or is_litter(name):
                 continue
             if entry["type"] == "directory":
                 folders.add(name)

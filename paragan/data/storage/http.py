@@ -15,7 +15,7 @@ import aiohttp
 import fsspec
 from yarl import URL
 
-from paragan.data.storage.filesystem import DirListing
+from paragan.data.storage.filesystem import DirListing, is_litter
 from paragan.data.storage.retry import FileStat, NotFoundError, PermanentError, Response, RetryableError
 from paragan.data.storage.timeouts import run_on_loop
 
@@ -164,7 +164,7 @@ def parse_listing(base_url: str, page: str) -> DirListing:
         if is_other_host or relative == url.raw_path or url.raw_query_string or not relative:
             continue
         name = unquote(relative.rstrip("/"), errors="surrogateescape")
-        if name and "/" not in name and not name.startswith("."):
+        if name and "/" not in name and not is_litter(name):
             (folders if relative.endswith("/") else files).add(name)
     return DirListing(dict.fromkeys(sorted(files)), sorted(folders))
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from paragan.data.source import DecodeError
-from paragan.data.storage.filesystem import DirListing, printable
+from paragan.data.storage.filesystem import DirListing, is_litter, printable
 
 MAX_OPEN_FILES = 128
 
@@ -35,7 +35,7 @@ class LocalFileSystem:
     def list_dir(self, folder: str = "") -> DirListing:
         """List the files and folders directly in `folder`, sorted by name; sizes are not looked up."""
         with os.scandir(self.root / folder) as scan:
-            entries = sorted((e for e in scan if not e.name.startswith(".")), key=lambda e: e.name)
+            entries = sorted((e for e in scan if not is_litter(e.name)), key=lambda e: e.name)
         folders = [e.name for e in entries if e.is_dir()]
         files = [e.name for e in entries if not e.is_dir() and (e.is_file() or e.is_symlink())]
         return DirListing(dict.fromkeys(files), folders)
