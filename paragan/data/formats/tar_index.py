@@ -150,7 +150,7 @@ def build_index(
         try:
             for sample, members in _read_samples(file, number, orphans):
                 samples.append(sample)
-                labels.append(_parse_label(members, sample, file, problems))
+                labels.append(_parse_label(members, sample, fs.display_path(name), problems))
         except DecodeError as error:
             raise UsageError(
                 f"data: {fs.display_path(name)} cannot be read: it {error}; is it being written?"
@@ -163,21 +163,8 @@ def build_index(
         )
     for row, sample in enumerate(samples):
         if labels[row] is None and sample.key in orphans:
-            labels[row] = _parse_label(orphans.pop(sample.key), sample, SequentialReader(fs, shards[0], 0), problems)
-    classes = read_classes_json(fs)
-    try:
-        numbers, classes = number_labels(labels, [sample.key for sample in samples], classes, NO_LABEL)
-    except UsageError as error:
-        problems.append(str(error))
-        numbers = [NO_LABEL] * len(samples)
-    certain = [
-        key for key, members in orphans.items() if any(not suffix.endswith(("txt", "json")) for suffix in members)
-    ]
-    if certain and all(label is None for label in labels):
-        problems.append(
-            f"data: {fs.location}: {len(certain):,} labels belong to no image ({printable(certain[0])}). Give both the "
-            "same name, or use --data.labels=false"
-        )
+            labels[row] = _parse_label(orphans.pop(sample.key), sample, fs.location, problems)
+    numbers, classes = _number_labels(fs, samples, labels, orphans, problems)
     return TarIndex(
         shards=tuple(shards),
         sizes=np.array(sizes, np.int64),
@@ -259,14 +246,38 @@ def _finish_sample(
     yield _TarSample(key, shard, member.offset, member.size, checksum, candidates[0]), labels
 
 
-def _parse_label(
-    members: dict[str, bytes], sample: _TarSample, file: SequentialReader, problems: list[str]
-) -> Label | None:
+def _number_labels(
+    fs: FileSystem,
+    samples: Sequence[_TarSample],
+    labels: Sequence[Label | None],
+    orphans: dict[str, dict[str, bytes]],
+    problems: list[str],
+) -> tuple[list[int], tuple[str, ...]]:
+    """Return the labels as indices of classes, and the names of the classes; `problems` gets what prevents that."""
+    classes = read_classes_json(fs)
+    certain = [key for key, members in orphans.items() if any(not name.endswith(("txt", "json")) for name in members)]
+    if certain and all(label is None for label in labels):
+        problems.append(
+            f"data: {fs.location}: {len(certain):,} labels belong to no image ({printable(certain[0])}). Give both the "
+            "same name, or use --data.labels=false"
+        )
+    try:
+        return number_labels(labels, [sample.key for sample in samples], classes, NO_LABEL)
+    except UsageError as error:
+        problems.append(str(error))
+        return [NO_LABEL] * len(samples), classes
+
+
+def _parse_label(members: dict[str, bytes], sample: _TarSample, location: str, problems: list[str]) -> Label | None:
+    """Return the label of a sample; `problems` gets what prevents that.
+
+    location: of the shard, or of the folder of the shards.
+    """
     try:
         return parse_sample_label(members, sample.suffix)
     except ValueError as error:
         problems.append(
-            f"data: {file.fs.display_path(file.name)}, {printable(sample.key)}.{error}, which is no class. Write a "
+            f"data: {location}, {printable(sample.key)}.{error}, which is no class. Write a "
             "number from 0 on or a name, or use --data.labels=false"
         )
         return None
