@@ -13,6 +13,7 @@ import numpy as np
 from paragan.core.errors import UsageError
 from paragan.data.formats.class_labels import check_labels, default_class_names
 from paragan.data.formats.read_span import MAX_RECORD_BYTES
+from paragan.data.formats.sample_label import label_of_value, number_labels
 from paragan.data.source import DecodeError
 from paragan.data.storage.filesystem import DirListing, FileSystem, format_error, printable
 from paragan.data.storage.local import LocalFileSystem
@@ -21,7 +22,9 @@ _STATE_FILE = "state.json"
 _INFO_FILE = "dataset_info.json"
 _SPLITS_FILE = "dataset_dict.json"
 _IMAGE_COLUMNS = ("image", "img")  # decide between several columns of images
-_LABEL_COLUMNS = ("label", "labels", "fine_label")  # decide between several columns of classes
+_LABEL_COLUMNS = (  # decide between several columns of classes
+    *("label", "labels", "fine_label", "class", "class_name", "category", "cls", "target"),
+)
 
 
 class ArrowSource:
@@ -161,7 +164,7 @@ def _image_column(features: Any, location: str) -> str:
 
 
 def _label_column(features: Any, location: str) -> str | None:
-    """Return the column of class labels: a ClassLabel, else integers with a usual name, else None."""
+    """Return the column of class labels: a ClassLabel, else the column with a usual name, else None."""
     columns = [name for name, feature in features.items() if type(feature).__name__ == "ClassLabel"]
     if len(columns) == 1:
         return columns[0]
@@ -172,10 +175,7 @@ def _label_column(features: Any, location: str) -> str | None:
         raise UsageError(
             f"data: {location} has several columns of classes ({_format_columns(features)}): call one of them label"
         )
-    for name in _LABEL_COLUMNS:
-        if str(getattr(features.get(name), "dtype", "")).lstrip("u").startswith("int"):
-            return name
-    return None
+    return next((name for name in _LABEL_COLUMNS if name in features), None)
 
 
 def _read_labels(table: Any, features: Any, location: str) -> tuple[np.ndarray | None, tuple[str, ...]]:
@@ -187,9 +187,21 @@ def _read_labels(table: Any, features: Any, location: str) -> tuple[np.ndarray |
         raise UsageError(
             f"data: {location}: {values.null_count:,} of {len(values):,} images have no {column}: filter them out"
         )
-    labels = values.to_numpy().astype(np.int64)
-    names = getattr(features[column], "names", None)
-    check_labels(labels, location, len(names) if names else None)
+    names = tuple(getattr(features[column], "names", None) or ())
+    if names or str(getattr(features[column], "dtype", "")).lstrip("u").startswith("int"):
+        labels = values.to_numpy().astype(np.int64)
+    else:
+        parsed = [label_of_value(value) for value in values.to_pylist()]
+        if None in parsed:
+            value = printable(str(values[parsed.index(None)].as_py())[:40])
+            raise UsageError(
+                f"data: {location}: column {column} holds {value!r}, which is no class. Use numbers from 0 on, names "
+                "or one-hot lists, or --data.labels=false"
+            )
+        rows = [f"{column} of row {row}" for row in range(len(parsed))]
+        numbers, names = number_labels(parsed, rows, (), -1)
+        labels = np.array(numbers, np.int64)
+    check_labels(labels, location, len(names) or None)
     return labels, tuple(printable(str(name)) for name in names or default_class_names(labels))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ Label = int | str  # the index of a class, or its name
 LABEL_SUFFIXES = ("cls", "label", "class", "txt", "json")  # of members that may hold the label, in order of preference
 JSON_KEYS = ("label", "class", "cls", "class_id", "label_id", "class_name", "category", "target")  # the same, in .json
 MAX_NAME_CHARS = 200
+_NUMBER = re.compile(r"\s*[+-]?[0-9]{1,20}(\.[0-9]{0,20})?\s*")
 
 
 def parse_sample_label(members: Mapping[str, bytes], image_suffix: str) -> Label | None:
@@ -54,10 +56,7 @@ def _parse_text(data: bytes) -> Label | None:
         return None
     if text.startswith("["):
         return _parse_json(data)
-    try:
-        return _to_label(float(text) if len(text) < 25 else text)
-    except ValueError:
-        return _to_label(text)
+    return label_of_value(text)
 
 
 def _parse_json(data: bytes) -> Label | None:
@@ -68,17 +67,23 @@ def _parse_json(data: bytes) -> Label | None:
         return None
     if isinstance(content, dict):
         content = next((content[key] for key in JSON_KEYS if key in content), None)
-    if isinstance(content, list):
-        is_one_hot = len(content) > 1 and content.count(1) == 1 and content.count(0) == len(content) - 1
-        return content.index(1) if is_one_hot else None
-    return _to_label(content)
+    return label_of_value(content)
 
 
-def _to_label(value: Any) -> Label | None:
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        return None
+def label_of_value(value: Any) -> Label | None:
+    """Return the label that a number, a text or a one-hot list stands for; None if it is none of them.
+
+    Text in digits is a number, other text is a name.
+    """
+    if isinstance(value, list):
+        is_one_hot = len(value) > 1 and value.count(1) == 1 and value.count(0) == len(value) - 1
+        return value.index(1) if is_one_hot else None
     if isinstance(value, str):
-        return value if 0 < len(value) <= MAX_NAME_CHARS and value.isprintable() else None
+        if not _NUMBER.fullmatch(value):
+            return value if 0 < len(value) <= MAX_NAME_CHARS and value.isprintable() else None
+        value = float(value)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
     return int(value) if value == value // 1 and abs(value) < 2**53 else None
 
 

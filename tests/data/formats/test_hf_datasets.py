@@ -119,6 +119,43 @@ def test_plain_numbers_called_label(tmp_path):
     assert "labels are negative (-1)" in open_error(saved(tmp_path / "c", made(unknown, **kinds)))
 
 
+@pytest.mark.parametrize(
+    ("column", "feature", "values", "expected", "classes"),
+    [
+        ("label", datasets.Value("string"), ["dog", "ant", "bee"], [2, 0, 1], ("ant", "bee", "dog")),
+        ("category", datasets.Value("string"), ["10", "2", "dog"][:1] * 3, None, None),
+        ("class", datasets.Value("string"), ["0", "1", "2"], [0, 1, 2], ("0", "1", "2")),
+        ("label", datasets.Value("float32"), [0.0, 2.0, 1.0], [0, 2, 1], ("0", "1", "2")),
+        (
+            "target",
+            datasets.Sequence(datasets.Value("int8")),
+            [[0, 1, 0], [1, 0, 0], [0, 0, 1]],
+            [1, 0, 2],
+            ("0", "1", "2"),
+        ),
+    ],
+)
+def test_columns_of_labels_in_common_forms(column, feature, values, expected, classes, tmp_path):
+    data = made({"image": rows()[:3], column: values}, image=datasets.Image(), **{column: feature})
+    path = str(saved(tmp_path / "a", data))
+    if expected is None:
+        with pytest.raises(UsageError, match="labels go up to 10"):
+            open_source(path)
+        return
+    source = open_source(path)
+    assert source.labels is not None
+    assert source.labels.tolist() == expected
+    assert source.classes == classes
+
+
+def test_a_column_of_labels_that_cannot_be_read_can_be_left_out(tmp_path):
+    data = made({"image": rows()[:2], "label": [0.5, 1.0]}, image=datasets.Image(), label=datasets.Value("float32"))
+    path = str(saved(tmp_path / "a", data))
+    with pytest.raises(UsageError, match=r"column label holds '0.5', which is no class. .* or --data.labels=false"):
+        open_source(path)
+    assert open_source(path, labels=False).labels is None
+
+
 def test_images_that_lie_elsewhere_are_not_followed(tmp_path):
     (tmp_path / "x.png").write_bytes(encode_image(IMAGES[0]))
     where = saved(tmp_path / "a")
