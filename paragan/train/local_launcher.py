@@ -56,8 +56,7 @@ def launch(ranks: int, arguments: Sequence[str], tolerate_lost_ranks: bool = Fal
             os.close(rank_end)
         status = _wait_for_ranks(processes, pipes, tolerate_lost_ranks)
         codes = [process.returncode for process in processes]
-        if status == 1 and {*codes} <= {0, 3, *(-number for number in forwarded)}:
-            # the signal came before the ranks had installed their handlers
+        if status == 1 and _ended_before_training(codes, forwarded):
             names = ", ".join(signal.Signals(number).name for number in dict.fromkeys(forwarded))
             raise KeyboardInterrupt(f"{names} while nothing was being trained")
         killed = _describe_killed(codes)
@@ -132,6 +131,15 @@ def _wait_for_ranks(processes: list[subprocess.Popen[bytes]], pipes: Sequence[in
     if codes == {0}:
         return 0
     return next((code for code in (2, 3) if codes <= {0, code}), 1)
+
+
+def _ended_before_training(exit_codes: Sequence[int], forwarded: Sequence[int]) -> bool:
+    """Return whether a forwarded signal came before all ranks had handlers for it, and nothing else ended a rank.
+
+    A rank that had handlers may have noticed the end of another one first, and ends with status 1.
+    """
+    ended_by_signal = {-number for number in forwarded}
+    return not ended_by_signal.isdisjoint(exit_codes) and {*exit_codes} <= {0, 1, 3, *ended_by_signal}
 
 
 def _report_loss(rank: int, exit_code: int, pipes: Sequence[int]) -> None:

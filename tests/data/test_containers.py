@@ -67,7 +67,27 @@ def write_windows_zip(path: Path, files: dict[str, bytes]) -> Path:
     return write_zip(path, files, "\\")
 
 
-WRITERS = (write_folder, write_zip, write_windows_zip)
+def write_backslash_zip(path: Path, files: dict[str, bytes]) -> Path:
+    """Write backslashes, as some programs do on any system."""
+    return write_zip(path, {name.replace("/", "\\"): data for name, data in files.items()})
+
+
+def write_dotted_zip(path: Path, files: dict[str, bytes]) -> Path:
+    """Write names as `bsdtar -acf a.zip .` does."""
+    return write_zip(path, {f"./{name}": data for name, data in files.items()})
+
+
+def write_tar(path: Path, files: dict[str, bytes]) -> Path:
+    """Write names as `tar cf a.tar .` does."""
+    with tarfile.open(path.with_suffix(".tar"), "w") as archive:
+        for name, data in files.items():
+            info = tarfile.TarInfo(f"./{name}")
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+    return path.with_suffix(".tar")
+
+
+WRITERS = (write_folder, write_zip, write_windows_zip, write_backslash_zip, write_dotted_zip, write_tar)
 
 
 def identity(data: Dataset) -> tuple:
@@ -82,6 +102,8 @@ def test_containers_of_the_same_content_are_the_same_data(content, tmp_path):
     assert (expected[2] is None) == (content == "flat")
     variants = itertools.product(WRITERS, ("", "photos/", "outer/photos/"), ({}, LITTER))
     for number, (write, outer, litter) in enumerate(variants):
+        if write is write_tar and "dataset.json" in files:
+            continue  # refused (formats/test_webdataset.py)
         path = write(tmp_path / str(number), {outer + name: data for name, data in files.items()} | litter)
         data = load_data(str(path), resolution=None)
         assert identity(data) == expected, (write.__name__, outer, bool(litter))

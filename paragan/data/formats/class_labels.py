@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from paragan.core.errors import UsageError
+from paragan.data.storage.filesystem import printable
 
 
 def check_labels(labels: np.ndarray, location: str, num_classes: int | None) -> None:
@@ -59,3 +60,37 @@ def resolve_class_names(labels: np.ndarray | None, classes: tuple[str, ...]) -> 
     if labels is None:
         return ()
     return classes or default_class_names(labels)
+
+
+def labels_from_folders(names: Sequence[str], location: str, remedy: str) -> tuple[np.ndarray | None, tuple[str, ...]]:
+    """Return labels by the folder of each file, and the names of the folders; none if files are in no folder.
+
+    A folder around all others is no class.
+
+    Args:
+        names: [N] of the images.
+        location: what messages call their container.
+        remedy: what to do if their folders are no classes.
+
+    Raises:
+        UsageError: there are folders within folders.
+    """
+    folders_by_image = [name.split("/")[:-1] for name in names]
+    depth = len(folders_by_image[0])
+    for name, folders in zip(names, folders_by_image):
+        if len(folders) != depth:
+            raise UsageError(
+                f"data: {location} holds images at different depths ({printable(names[0])}, {printable(name)}): "
+                f"put all of them into a folder for each class, or {remedy}"
+            )
+    if depth > 1 and len({tuple(folders[:-1]) for folders in folders_by_image}) > 1:
+        raise UsageError(
+            f"data: {location} holds folders within folders ({printable(names[0])}): "
+            f"keep one level, a folder for each class, or {remedy}"
+        )
+    if len({tuple(folders) for folders in folders_by_image}) == 1:
+        return None, ()
+    classes = sort_class_names({folders[-1] for folders in folders_by_image})
+    label_by_name = {name: label for label, name in enumerate(classes)}
+    labels = np.array([label_by_name[folders[-1]] for folders in folders_by_image], np.int64)
+    return labels, tuple(map(printable, classes))

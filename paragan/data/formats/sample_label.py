@@ -13,10 +13,11 @@ from paragan.data.storage.filesystem import printable
 
 Label = int | str  # the index of a class, or its name
 
-LABEL_SUFFIXES = ("cls", "label", "class", "txt", "json")  # of members that may hold the label, in order of preference
+CERTAIN_SUFFIXES = ("cls", "label", "class")  # of members that only labels have
+LABEL_SUFFIXES = (*CERTAIN_SUFFIXES, "txt", "json")  # of members that may hold the label, in order of preference
 JSON_KEYS = ("label", "class", "cls", "class_id", "label_id", "class_name", "category", "target")  # the same, in .json
 MAX_NAME_CHARS = 200
-_NUMBER = re.compile(r"\s*[+-]?[0-9]{1,20}(\.[0-9]{0,20})?\s*")
+_NUMBER = re.compile(r"\s*[+-]?[0-9]{1,20}(\.[0-9]{0,20})?(e[+-]?[0-9]{1,2})?\s*", re.IGNORECASE)
 
 
 def parse_sample_label(members: Mapping[str, bytes], image_suffix: str) -> Label | None:
@@ -27,47 +28,76 @@ def parse_sample_label(members: Mapping[str, bytes], image_suffix: str) -> Label
         image_suffix: that of the image. Its label has the same name up to the last dot.
 
     Raises:
-        ValueError: a member that only labels have cannot be read. The message shows it.
+        ValueError: a member that only labels have, or a key of JSON, cannot be read. The message shows it.
     """
     prefix = image_suffix[: image_suffix.rfind(".") + 1]
     for suffix in LABEL_SUFFIXES:
         data = members.get(prefix + suffix, members.get(suffix))
         if data is None:
             continue
-        label = _parse_json(data) if suffix == "json" else _parse_text(data)
+        label = _parse_json_label(data) if suffix == "json" else _parse_text(data)
         if suffix == "txt" and not isinstance(label, int):
             continue  # a caption
         if label is not None:
             return label
         if suffix != "json":
-            raise ValueError(f"{suffix} holds {printable(data[:40].decode('utf8', 'replace'))!r}")
+            raise ValueError(f"{suffix} holds {_excerpt(data)}, which is no class")
+    for suffix in members:
+        if is_certain_label(suffix):
+            raise ValueError(f"{printable(suffix)}: looks like a label, and labels of this name are not read")
     return None
+
+
+def is_certain_label(suffix: str) -> bool:
+    """Return whether only labels have such a suffix: cls, label and class, and cls.txt or label.npy."""
+    return not {*suffix.split(".")}.isdisjoint(CERTAIN_SUFFIXES)
 
 
 def is_label_suffix(suffix: str) -> bool:
     """Return whether a member with this suffix may hold a label."""
-    return suffix.rpartition(".")[2] in LABEL_SUFFIXES
+    return suffix.rpartition(".")[2] in LABEL_SUFFIXES or is_certain_label(suffix)
 
 
 def _parse_text(data: bytes) -> Label | None:
     try:
-        text = data.decode("utf8").strip()
+        text = data.decode("utf-8-sig").strip()
     except UnicodeDecodeError:
         return None
     if text.startswith("["):
-        return _parse_json(data)
+        return label_of_value(_parse_json(data))
     return label_of_value(text)
 
 
-def _parse_json(data: bytes) -> Label | None:
-    """Return a label written as JSON: a value, a one-hot list, or an object that has it under one of `JSON_KEYS`."""
+def _parse_json_label(data: bytes) -> Label | None:
+    """Return a label written as JSON: a value, a one-hot list, or an object that has it under one of `JSON_KEYS`.
+
+    Raises:
+        ValueError: such a key holds something else.
+    """
+    content = _parse_json(data)
+    if not isinstance(content, dict):
+        return label_of_value(content)
+    value_by_key = {key.lower(): value for key, value in content.items() if value is not None}
+    for key in JSON_KEYS:
+        if key in value_by_key:
+            label = label_of_value(value_by_key[key])
+            if label is None:
+                text = json.dumps({key: value_by_key[key]})
+                raise ValueError(f"json holds {_excerpt(text.encode())}, which is no class")
+            return label
+    return None
+
+
+def _parse_json(data: bytes) -> Any:
+    """Return the content of JSON; None if it is none."""
     try:
-        content: Any = json.loads(data)
+        return json.loads(data)
     except (ValueError, RecursionError):
         return None
-    if isinstance(content, dict):
-        content = next((content[key] for key in JSON_KEYS if key in content), None)
-    return label_of_value(content)
+
+
+def _excerpt(data: bytes) -> str:
+    return repr(printable(data[:40].decode("utf8", "replace")))
 
 
 def label_of_value(value: Any) -> Label | None:

@@ -14,15 +14,21 @@ import numpy as np
 from isal.isal_zlib import crc32
 
 from paragan.core.errors import UsageError
-from paragan.data.formats.dataset_json import CLASSES_JSON, parse_class_names
-from paragan.data.formats.sample_label import Label, is_label_suffix, number_labels, parse_sample_label
+from paragan.data.formats.dataset_json import CLASSES_JSON, DATASET_JSON, parse_class_names
+from paragan.data.formats.sample_label import (
+    Label,
+    is_certain_label,
+    is_label_suffix,
+    number_labels,
+    parse_sample_label,
+)
 from paragan.data.formats.tar_reader import SequentialReader, TarMember, iter_members
 from paragan.data.source import IMAGE_FORMATS, DecodeError
-from paragan.data.storage.filesystem import FileSystem, format_error, printable
+from paragan.data.storage.filesystem import FileSystem, format_error, is_litter, printable
 
 NO_LABEL = -(2**63)  # the label of an image without label
 
-_MAX_LABEL_BYTES = 2**20  # larger members are not labels
+_MAX_LABEL_BYTES = 2**20  # larger members are not labels; of one that only labels have, the first bytes are refused
 _MAX_KEY_BYTES = 255
 _DTYPE_KINDS = {
     "shards": "U",
@@ -148,7 +154,7 @@ def build_index(
     for number, (name, size) in enumerate(zip(shards, sizes)):
         file = SequentialReader(fs, name, size)
         try:
-            for sample, members in _read_samples(file, number, orphans):
+            for sample, members in _read_samples(file, number, orphans, problems):
                 samples.append(sample)
                 labels.append(_parse_label(members, sample, fs.display_path(name), problems))
         except DecodeError as error:
@@ -193,20 +199,28 @@ class _TarSample:
 
 
 def _read_samples(
-    file: SequentialReader, shard: int, orphans: dict[str, dict[str, bytes]]
+    file: SequentialReader, shard: int, orphans: dict[str, dict[str, bytes]], problems: list[str]
 ) -> Iterator[tuple[_TarSample, dict[str, bytes]]]:
     """Yield the samples of one shard that have an image, with the members that may hold their label.
 
     orphans: gets such members of samples without image.
+    problems: gets what prevents that labels are read.
     """
     key: str | None = None
     images: dict[str, tuple[TarMember, int]] = {}
     labels: dict[str, bytes] = {}
     for member in iter_members(file):
-        folder, _, base = member.name.rpartition("/")
+        *folders, base = [part for part in member.name.split("/") if part not in ("", ".")] or [""]
         stem, dot, suffix = base.partition(".")
-        if not stem or not dot:
+        if not stem or not dot or any(is_litter(part) for part in folders if part != ".."):
             continue  # hidden, or without a suffix
+        if base == DATASET_JSON:
+            problems.append(
+                f"data: {file.fs.display_path(file.name)}: the labels of a {DATASET_JSON} in a tar are not read. Use a "
+                "zip or a folder of the same files, or --data.labels=false"
+            )
+            continue
+        folder = "/".join(folders)
         member_key = f"{folder}/{stem}" if folder else stem
         if member_key != key:
             yield from _finish_sample(file, shard, key, images, labels, orphans)
@@ -216,8 +230,8 @@ def _read_samples(
         suffix = suffix.lower()
         if f".{suffix.rpartition('.')[2]}" in IMAGE_FORMATS:
             images[suffix] = member, _compute_crc32(file, member)
-        elif is_label_suffix(suffix) and member.size <= _MAX_LABEL_BYTES:
-            labels[suffix] = file.read(member.offset, member.size)
+        elif is_label_suffix(suffix) and (member.size <= _MAX_LABEL_BYTES or is_certain_label(suffix)):
+            labels[suffix] = file.read(member.offset, min(member.size, _MAX_LABEL_BYTES + 1))
     yield from _finish_sample(file, shard, key, images, labels, orphans)
 
 
@@ -255,7 +269,7 @@ def _number_labels(
 ) -> tuple[list[int], tuple[str, ...]]:
     """Return the labels as indices of classes, and the names of the classes; `problems` gets what prevents that."""
     classes = read_classes_json(fs)
-    certain = [key for key, members in orphans.items() if any(not name.endswith(("txt", "json")) for name in members)]
+    certain = [key for key, members in orphans.items() if any(map(is_certain_label, members))]
     if certain and all(label is None for label in labels):
         problems.append(
             f"data: {fs.location}: {len(certain):,} labels belong to no image ({printable(certain[0])}). Give both the "
@@ -277,8 +291,8 @@ def _parse_label(members: dict[str, bytes], sample: _TarSample, location: str, p
         return parse_sample_label(members, sample.suffix)
     except ValueError as error:
         problems.append(
-            f"data: {location}, {printable(sample.key)}.{error}, which is no class. Write a "
-            "number from 0 on or a name, or use --data.labels=false"
+            f"data: {location}, {printable(sample.key)}.{error}. Write a number from 0 on or a "
+            "name into a .cls, or use --data.labels=false"
         )
         return None
 

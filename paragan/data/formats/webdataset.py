@@ -14,7 +14,7 @@ import numpy as np
 
 from paragan.core.atomic_write import atomic_output
 from paragan.core.errors import UsageError
-from paragan.data.formats.class_labels import check_labels, resolve_class_names
+from paragan.data.formats.class_labels import check_labels, labels_from_folders, resolve_class_names
 from paragan.data.formats.read_span import read_span
 from paragan.data.formats.tar_index import NO_LABEL, TarIndex, build_index, from_bytes, read_classes_json
 from paragan.data.source import DecodeError
@@ -117,8 +117,12 @@ def open_tar_shards(
     notes = (f"{len(sizes):,} {unit}; {index_note}",)
     if labels and index.problem:
         raise UsageError(index.problem)
-    if not labels or (index.label == NO_LABEL).all():
+    if not labels:
         return TarShardSource(fs, index, None, (), notes)
+    if (index.label == NO_LABEL).all():
+        names = [bytes(key).decode("utf8", "surrogateescape") for key in index.keys]
+        numbers, classes = labels_from_folders(names, fs.location, "use --data.labels=false")
+        return TarShardSource(fs, index, numbers, classes, notes if numbers is None else (*notes, "labels of folders"))
     unlabelled = np.flatnonzero(index.label == NO_LABEL)
     if len(unlabelled):
         example = _sample_name(fs, index, int(unlabelled[0]))

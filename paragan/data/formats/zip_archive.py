@@ -15,7 +15,7 @@ from isal.isal_zlib import crc32
 
 from paragan.core.errors import UsageError
 from paragan.data.formats import dataset_json
-from paragan.data.formats.class_labels import resolve_class_names, sort_class_names
+from paragan.data.formats.class_labels import labels_from_folders, resolve_class_names
 from paragan.data.formats.dataset_json import (
     CLASSES_JSON,
     DATASET_JSON,
@@ -26,7 +26,7 @@ from paragan.data.formats.dataset_json import (
 from paragan.data.formats.image_folder import format_extensions
 from paragan.data.formats.read_span import MAX_RECORD_BYTES, read_span
 from paragan.data.source import IMAGE_FORMATS, DecodeError
-from paragan.data.storage.filesystem import FileSystem, format_error, printable
+from paragan.data.storage.filesystem import FileSystem, format_error, is_litter, printable
 
 # The local header of a member: [0] is the signature, [9] and [10] are the lengths of name and extra field.
 _LOCAL_HEADER = struct.Struct("<4s5H3L2H")
@@ -69,10 +69,12 @@ class ZipArchive:
     def _read_directory(self, file: BinaryIO) -> list[ZipMember]:
         try:
             with zipfile.ZipFile(file) as archive:
+                infos = archive.infolist()
+                has_backslashes = all("/" not in info.filename for info in infos)
                 return [
                     ZipMember(name, i.header_offset, i.compress_size, i.file_size, i.compress_type, i.flag_bits, i.CRC)
-                    for i in archive.infolist()
-                    if not (name := _member_name(i)).endswith("/")
+                    for i in infos
+                    if not (name := _member_name(i, has_backslashes)).endswith("/")
                 ]
         except (*_CORRUPTION_ERRORS, OSError) as error:  # OSError: damage made zipfile seek to an impossible position
             reason = format_error(error)
@@ -124,10 +126,16 @@ class ZipArchive:
             raise DecodeError(f"cannot be decompressed ({error})") from None
 
 
-def _member_name(info: zipfile.ZipInfo) -> str:
-    """Return the name of a member. Some programs of Windows write backslashes between folders."""
+def _member_name(info: zipfile.ZipInfo, has_backslashes: bool) -> str:
+    """Return the name of a member. Some programs write backslashes between folders, or ./ before all names.
+
+    has_backslashes: there is no slash in the archive.
+    """
     is_windows = info.create_system in (0, 10)  # MS-DOS and NTFS
-    return info.filename.replace("\\", "/") if is_windows else info.filename
+    name = info.filename.replace("\\", "/") if is_windows or has_backslashes else info.filename
+    while name.startswith("./"):
+        name = name[2:]
+    return name
 
 
 class ZipSource:
@@ -186,7 +194,8 @@ def open_zip(fs: FileSystem, name: str, *, labels: bool = True) -> ZipSource:
     members_by_name = {member.name: member for member in reversed(archive.members)}  # the first of equal names
     images = sorted((member for member in archive.members if is_image(member.name)), key=lambda member: member.name)
     if not images:
-        found = f"only {format_extensions(member.name for member in archive.members)}"
+        visible = [member.name for member in archive.members if not any(map(is_litter, member.name.split("/")))]
+        found = f"only {format_extensions(visible)}" if visible else "only hidden files and those of desktops"
         if not archive.members:
             found = "it is empty"
         raise UsageError(f"data: {archive.location} holds no image, {found}: put {', '.join(IMAGE_FORMATS)} into it")
@@ -204,7 +213,7 @@ def open_zip(fs: FileSystem, name: str, *, labels: bool = True) -> ZipSource:
     if not labels:
         return ZipSource(archive, images, None, (), notes)
     if labels_member is None:
-        return ZipSource(archive, images, *_labels_from_folders(names, archive.location), notes)
+        return ZipSource(archive, images, *labels_from_folders(names, archive.location, f"add a {DATASET_JSON}"), notes)
     path = f"{archive.location}/{root}{DATASET_JSON}"
     classes: tuple[str, ...] = ()
     try:
@@ -226,29 +235,3 @@ def _root_of(names: Sequence[str], members: Container[str]) -> str:
             return ""
         root += folder
     return root
-
-
-def _labels_from_folders(names: Sequence[str], location: str) -> tuple[np.ndarray | None, tuple[str, ...]]:
-    """Return labels by the folder of each file, and the names of the folders; none if files are in no folder.
-
-    A folder around all others is no class.
-    """
-    folders_by_image = [name.split("/")[:-1] for name in names]
-    depth = len(folders_by_image[0])
-    for name, folders in zip(names, folders_by_image):
-        if len(folders) != depth:
-            raise UsageError(
-                f"data: {location} holds images at different depths ({printable(names[0])}, {printable(name)}): "
-                f"put all of them into a folder for each class, or add a {DATASET_JSON}"
-            )
-    if depth > 1 and len({tuple(folders[:-1]) for folders in folders_by_image}) > 1:
-        raise UsageError(
-            f"data: {location} holds folders within folders ({printable(names[0])}): "
-            f"keep one level, a folder for each class, or add a {DATASET_JSON}"
-        )
-    if len({tuple(folders) for folders in folders_by_image}) == 1:
-        return None, ()
-    classes = sort_class_names({folders[-1] for folders in folders_by_image})
-    label_by_name = {name: label for label, name in enumerate(classes)}
-    labels = np.array([label_by_name[folders[-1]] for folders in folders_by_image], np.int64)
-    return labels, tuple(map(printable, classes))

@@ -262,6 +262,9 @@ def test_classes_in_every_supported_form(tmp_path):
     [
         ((b"0", b"1", b"2"), "cls", [0, 1, 2], ("0", "1", "2")),
         ((b"0.0", b"1.0", b"2.0"), "cls", [0, 1, 2], ("0", "1", "2")),
+        ((b"0.000e+00", b"1.000e+00", b"2.000E+00"), "cls", [0, 1, 2], ("0", "1", "2")),
+        ((b"\xef\xbb\xbf0\r\n", b"1" + b" " * 2**20, b"2"), "cls", [0, 1, 2], ("0", "1", "2")),
+        ((b'{"Label": 0}', b'{"label": null, "class": 1}', b'{"label": "2"}'), "json", [0, 1, 2], ("0", "1", "2")),
         ((b"dog\n", b"ant", b"bee"), "cls", [2, 0, 1], ("ant", "bee", "dog")),
         ((b"dog", b"ant", b"bee"), "label", [2, 0, 1], ("ant", "bee", "dog")),
         ((b"[0, 0, 1]", b"[1, 0, 0]", b"[0, 1, 0]"), "json", [2, 0, 1], ("0", "1", "2")),
@@ -293,11 +296,24 @@ def test_labels_in_common_forms(layout, texts, suffix, expected, classes, tmp_pa
     assert open_source(str(tmp_path / "a.tar"), labels=False).labels is None
 
 
-def test_labels_that_cannot_be_read_can_be_left_out(tmp_path):
-    path = str(tar(tmp_path / "a.tar", [("0.png", encode_image(IMAGES[0])), ("0.cls", b" ")]))
+@pytest.mark.parametrize(
+    "label",
+    [("0.cls", b" "), ("0.cls", b"1" * 2**21), ("0.label.npy", b"x"), ("0.json", b'{"label": {}}'), ("a/1.png", b"x")],
+)
+def test_labels_that_cannot_be_read_can_be_left_out(label, tmp_path):
+    path = str(tar(tmp_path / "a.tar", [("0.png", encode_image(IMAGES[0])), label]))
     for _ in range(2):
         assert "or use --data.labels=false" in open_error(path)
         assert open_source(path, labels=False).labels is None  # what the message says
+
+
+def test_names_from_the_current_folder_and_in_hidden_ones(tmp_path):
+    members = [(f"./{i}.png", encode_image(IMAGES[i])) for i in range(3)]
+    members += [(f"{i}.cls", b"%d" % i) for i in range(3)]
+    members += [("__MACOSX/0.png", b"x"), ("a/.cache/0.png", b"x")]
+    source = open_source(str(tar(tmp_path / "a.tar", members)))
+    assert source.labels is not None
+    assert source.labels.tolist() == [0, 1, 2]
 
 
 def test_class_names_in_a_file_next_to_the_shards(tmp_path):
@@ -337,6 +353,13 @@ def test_members_that_are_no_images_are_skipped(tmp_path):
         ([("0.png", b"x"), ("0.cls", b"\xff\x00")], "which is no class. Write a number from 0 on or a name"),
         ([("0.png", b"x"), ("0.cls", b"1.5")], "0.cls holds '1.5', which is no class"),
         ([("0.png", b"x"), ("a.cls", b"0")], "1 labels belong to no image (a)"),
+        ([("0.png", b"x"), ("0.cls", b"1" * (2**20 + 1))], "0.cls holds '1111"),
+        ([("0.png", b"x"), ("0.cls.txt", b"cat")], "0.cls.txt: looks like a label, and labels of this name are not"),
+        ([("0.png", b"x"), ("0.label.npy", b"\x93NUMPY")], "0.label.npy: looks like a label"),
+        ([("0.png", b"x"), ("0.json", b'{"label": [0, 2]}')], "0.json holds '{\"label\": [0, 2]}', which is no class"),
+        ([("0.png", b"x"), ("0.json", b'{"label": NaN}')], "which is no class"),
+        ([("0.png", b"x"), ("dataset.json", b"{}")], "the labels of a dataset.json in a tar are not read"),
+        ([("a/0.png", b"x"), ("b/c/0.png", b"x")], "images at different depths"),
         ([("0.png", b"x"), ("0.cls", b"0"), ("1.png", b"x"), ("1.cls", b"cat")], "0: its label is the number 0"),
         ([("0.png", b"x"), ("0.cls", b"0"), ("1.png", b"x")], "1 of 2 images have no class"),
         ([("0.png", b"x"), ("0.cls", b"-1")], "1 of 1 labels are negative"),
