@@ -200,7 +200,8 @@ def rendezvous(launch_info: LaunchInfo, env: Mapping[str, str], timeout_s: float
         reason = str(error).splitlines()[0]
         problem = f"rank 0 cannot serve {address}:{port}" if is_server else f"rank 0 is not at {address}:{port}"
         raise CommunicationError(
-            f"{problem} (MASTER_ADDR:MASTER_PORT), says rank {launch_info.rank}: {reason}"
+            f"{problem} (MASTER_ADDR:MASTER_PORT), says rank {launch_info.rank}: {reason}. "
+            f"{'Use another MASTER_PORT' if is_server else 'Use the address and the port of rank 0 on all ranks'}"
         ) from error
 
 

@@ -415,7 +415,10 @@ def parse_label(label: int | str, classes: Sequence[str]) -> int:
         UsageError: there is no such class, or the str is the name of one class and the index of another.
     """
     if not isinstance(label, str):
-        return _check_index(operator.index(label), str(label), classes)
+        try:
+            return _check_index(operator.index(label), str(label), classes)
+        except TypeError:
+            raise UsageError(f"labels: {label!r} is not a class. Use an index (int) or a name (str)") from None
     kind, colon, word = label.partition(":")
     if label in classes or not colon or kind not in ("name", "index"):
         kind = ""

@@ -88,3 +88,9 @@ def test_samples_keep_the_names_of_their_classes(out, run, tmp_path):
     for label in range(12):
         assert data.labels is not None
         assert (data.images[np.flatnonzero(data.labels == label)[0]] == expected[label]).all()
+
+
+@pytest.mark.parametrize("label", [1.0, None, b"cat", np.float32(1)])
+def test_other_values_than_indices_and_names_are_refused(label):
+    with pytest.raises(UsageError, match=r"is not a class\. Use an index"):
+        parse_label(label, ("cat", "dog"))
