@@ -199,7 +199,7 @@ def _read_labels(table: Any, features: Any, location: str) -> tuple[np.ndarray |
                 "or one-hot lists, or --data.labels=false"
             )
         rows = [f"{column} of row {row}" for row in range(len(parsed))]
-        numbers, names = number_labels(parsed, rows, (), -1)
+        numbers, names = number_labels(parsed, rows, -1)
         labels = np.array(numbers, np.int64)
     check_labels(labels, location, len(names) or None)
     return labels, tuple(printable(str(name)) for name in names or default_class_names(labels))

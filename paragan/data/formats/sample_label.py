@@ -118,35 +118,30 @@ def label_of_value(value: Any) -> Label | None:
 
 
 def number_labels(
-    labels: Sequence[Label | None], keys: Sequence[str], classes: tuple[str, ...], missing: int
+    labels: Sequence[Label | None], keys: Sequence[str], missing: int
 ) -> tuple[list[int], tuple[str, ...]]:
     """Turn labels into indices of classes.
 
     Args:
         labels: [N].
         keys: [N] names of the samples, for messages.
-        classes: [K] names of the classes, if they are known.
         missing: the index of an image without label.
 
     Returns:
-        [N] indices, and the names of the classes.
+        [N] indices, and the names of the classes where labels are names, else ().
 
     Raises:
-        UsageError: some labels are numbers and others names, or a name is no class.
+        UsageError: some labels are numbers and others names.
     """
     names = {label for label in labels if isinstance(label, str)}
     if not names:
-        return [missing if label is None else int(label) for label in labels], classes
+        return [missing if label is None else int(label) for label in labels], ()
     for key, label in zip(keys, labels):
         if isinstance(label, int):
             raise UsageError(
                 f"data: {printable(key)}: its label is the number {label}, and others are names such as "
                 f"{printable(min(names))}. Use one kind, or --data.labels=false"
             )
-    ordered = list(classes) or sort_class_names(names)
-    if unknown := sorted(names - set(ordered)):
-        raise UsageError(
-            f"data: label {printable(unknown[0])} is not in classes.json. Add it, or use --data.labels=false"
-        )
+    ordered = sort_class_names(names)
     index = {name: number for number, name in enumerate(ordered)}
     return [missing if label is None else index[str(label)] for label in labels], tuple(ordered)

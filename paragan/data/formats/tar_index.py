@@ -14,7 +14,7 @@ import numpy as np
 from isal.isal_zlib import crc32
 
 from paragan.core.errors import UsageError
-from paragan.data.formats.dataset_json import CLASSES_JSON, DATASET_JSON, parse_class_names
+from paragan.data.formats.dataset_json import DATASET_JSON
 from paragan.data.formats.sample_label import (
     Label,
     is_certain_label,
@@ -61,7 +61,7 @@ class TarIndex:
     label   : [N] int64, NO_LABEL without label
     crc32   : [N] uint32, of the bytes of the image
     keys    : [N] fixed-width bytes, names of the samples
-    classes : [K] names, if they are known
+    label_names : [K] what `label` counts where labels are names; () where they are numbers
     problem : why there are no labels although something looks like them; "" if there is no such thing
     """
 
@@ -74,7 +74,7 @@ class TarIndex:
     label: np.ndarray
     crc32: np.ndarray
     keys: np.ndarray
-    classes: tuple[str, ...] = ()
+    label_names: tuple[str, ...] = ()
     problem: str = ""
 
     def __len__(self) -> int:
@@ -105,7 +105,7 @@ class TarIndex:
     def to_bytes(self) -> bytes:
         """Return the index as an .npz without pickled objects."""
         columns = {key: np.asarray(getattr(self, key)) for key, kind in _DTYPE_KINDS.items() if kind != "U"}
-        names = {key: np.array(getattr(self, key), str) for key in ("shards", "versions", "classes")}
+        names = {key: np.array(getattr(self, key), str) for key in ("shards", "versions", "label_names")}
         names["problem"] = np.array([self.problem])
         file = io.BytesIO()
         np.savez(file, **names, **columns)  # pyright: ignore[reportArgumentType]
@@ -121,7 +121,8 @@ def from_bytes(data: bytes, location: str) -> TarIndex:
     try:
         with warnings.catch_warnings(), zipfile.ZipFile(io.BytesIO(data)) as archive:
             warnings.simplefilter("ignore")
-            arrays = {key: _read_array(archive, key, kind) for key, kind in {**_DTYPE_KINDS, "classes": "U"}.items()}
+            arrays = {key: _read_array(archive, key, kind) for key, kind in _DTYPE_KINDS.items()}
+            arrays["label_names"] = _read_array(archive, "label_names", "U")
         return _validate(arrays)
     except _CORRUPTION_ERRORS as error:
         raise UsageError(
@@ -170,7 +171,7 @@ def build_index(
     for row, sample in enumerate(samples):
         if labels[row] is None and sample.key in orphans:
             labels[row] = _parse_label(orphans.pop(sample.key), sample, fs.location, problems)
-    numbers, classes = _number_labels(fs, samples, labels, orphans, problems)
+    numbers, label_names = _number_labels(fs, samples, labels, orphans, problems)
     return TarIndex(
         shards=tuple(shards),
         sizes=np.array(sizes, np.int64),
@@ -181,7 +182,7 @@ def build_index(
         label=np.array(numbers, np.int64),
         crc32=np.array([sample.crc32 for sample in samples], np.uint32),
         keys=np.array([sample.key.encode("utf8", "surrogateescape")[:_MAX_KEY_BYTES] for sample in samples]),
-        classes=classes,
+        label_names=label_names,
         problem=problems[0] if problems else "",
     )
 
@@ -267,8 +268,7 @@ def _number_labels(
     orphans: dict[str, dict[str, bytes]],
     problems: list[str],
 ) -> tuple[list[int], tuple[str, ...]]:
-    """Return the labels as indices of classes, and the names of the classes; `problems` gets what prevents that."""
-    classes = read_classes_json(fs)
+    """Return `TarIndex.label` and `label_names`; `problems` gets what prevents that."""
     certain = [key for key, members in orphans.items() if any(map(is_certain_label, members))]
     if certain and all(label is None for label in labels):
         problems.append(
@@ -276,10 +276,10 @@ def _number_labels(
             "same name, or use --data.labels=false"
         )
     try:
-        return number_labels(labels, [sample.key for sample in samples], classes, NO_LABEL)
+        return number_labels(labels, [sample.key for sample in samples], NO_LABEL)
     except UsageError as error:
         problems.append(str(error))
-        return [NO_LABEL] * len(samples), classes
+        return [NO_LABEL] * len(samples), ()
 
 
 def _parse_label(members: dict[str, bytes], sample: _TarSample, location: str, problems: list[str]) -> Label | None:
@@ -302,19 +302,6 @@ def _compute_crc32(file: SequentialReader, member: TarMember) -> int:
     for chunk in file.iter_chunks(member.offset, member.size):
         checksum = crc32(chunk, checksum)
     return checksum
-
-
-def read_classes_json(fs: FileSystem) -> tuple[str, ...]:
-    """Return the names in the classes.json of a folder; () if it does not exist or cannot be read.
-
-    Raises:
-        UsageError: it is not a list of unique names.
-    """
-    try:
-        data = fs.read(CLASSES_JSON)
-    except (DecodeError, OSError, UsageError):
-        return ()
-    return parse_class_names(data, fs.display_path(CLASSES_JSON))
 
 
 def _read_array(archive: zipfile.ZipFile, key: str, kind: str) -> np.ndarray:
@@ -344,6 +331,10 @@ def _validate(arrays: dict[str, np.ndarray]) -> TarIndex:
         raise ValueError("it names shards that do not exist, or one twice")
     if start.min() < 0 or size.min() < 0 or (size > sizes[shard] - start).any():
         raise ValueError("it places images outside of their shards")
+    label, label_names = arrays["label"], arrays["label_names"]
+    named = label[label != NO_LABEL]
+    if len(label_names) and len(named) and not 0 <= named.min() <= named.max() < len(label_names):
+        raise ValueError("it has labels without name")
     return TarIndex(
         shards=names,
         sizes=sizes.astype(np.int64),
@@ -351,10 +342,10 @@ def _validate(arrays: dict[str, np.ndarray]) -> TarIndex:
         shard=shard.astype(np.int32),
         start=start.astype(np.int64),
         size=size.astype(np.int64),
-        label=arrays["label"].astype(np.int64),
+        label=label.astype(np.int64),
         crc32=arrays["crc32"].astype(np.uint32),
         keys=arrays["keys"],
-        classes=tuple(str(name) for name in arrays["classes"]),
+        label_names=tuple(str(name) for name in label_names),
         problem=str(arrays["problem"][0]),
     )
 

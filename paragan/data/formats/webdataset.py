@@ -14,9 +14,15 @@ import numpy as np
 
 from paragan.core.atomic_write import atomic_output
 from paragan.core.errors import UsageError
-from paragan.data.formats.class_labels import check_labels, labels_from_folders, resolve_class_names
+from paragan.data.formats.class_labels import (
+    check_labels,
+    labels_from_folders,
+    resolve_class_names,
+    sort_class_names,
+)
+from paragan.data.formats.dataset_json import CLASSES_JSON, parse_class_names
 from paragan.data.formats.read_span import read_span
-from paragan.data.formats.tar_index import NO_LABEL, TarIndex, build_index, from_bytes, read_classes_json
+from paragan.data.formats.tar_index import NO_LABEL, TarIndex, build_index, from_bytes
 from paragan.data.source import DecodeError
 from paragan.data.storage.filesystem import ByteRange, DirListing, FileSystem, RemoteOptions, printable
 
@@ -130,9 +136,43 @@ def open_tar_shards(
             f"data: {len(unlabelled):,} of {len(index):,} images have no class ({example}). "
             f"Add a .cls with a number to each, or use --data.labels=false"
         )
-    classes = read_classes_json(fs) or index.classes
-    check_labels(index.label, fs.location, len(classes) or None)
-    return TarShardSource(fs, index, index.label, resolve_class_names(index.label, classes), notes)
+    numbers, classes = _resolve_labels(fs, index)
+    check_labels(numbers, fs.location, len(classes) or None)
+    return TarShardSource(fs, index, numbers, resolve_class_names(numbers, classes), notes)
+
+
+def _resolve_labels(fs: FileSystem, index: TarIndex) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Return the labels [N] and the names of the classes: those of classes.json, else those that the labels are.
+
+    The index may be older than classes.json, and may be of more shards: only what it says of its images counts.
+    """
+    classes = _read_classes_json(fs)
+    if not index.label_names:
+        return index.label, classes
+    present = np.unique(index.label)
+    names = [index.label_names[number] for number in present]
+    number_by_name = {name: number for number, name in enumerate(classes or sort_class_names(names))}
+    if unknown := [name for name in names if name not in number_by_name]:
+        raise UsageError(
+            f"data: label {printable(unknown[0])} is not in {fs.display_path(CLASSES_JSON)}. Add it, or use "
+            "--data.labels=false"
+        )
+    new_number = np.zeros(len(index.label_names), np.int64)
+    new_number[present] = [number_by_name[name] for name in names]
+    return new_number[index.label], tuple(number_by_name)
+
+
+def _read_classes_json(fs: FileSystem) -> tuple[str, ...]:
+    """Return the names in the classes.json of a folder; () if it does not exist or cannot be read.
+
+    Raises:
+        UsageError: it is not a list of unique names.
+    """
+    try:
+        data = fs.read(CLASSES_JSON)
+    except (DecodeError, OSError, UsageError):
+        return ()
+    return parse_class_names(data, fs.display_path(CLASSES_JSON))
 
 
 def open_from_index(

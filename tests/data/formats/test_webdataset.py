@@ -326,6 +326,37 @@ def test_class_names_in_a_file_next_to_the_shards(tmp_path):
         assert said in open_error(tmp_path)
 
 
+def named_samples(folder: Path, names: str) -> Path:
+    """Write one shard a name, of two images each, which have it as label."""
+    for number, name in enumerate(names.split()):
+        images = [(f"{number}{i}.png", encode_image(IMAGES[2 * number + i])) for i in range(2)]
+        tar(folder / f"{number}.tar", [*images, *((f"{number}{i}.cls", name.encode()) for i in range(2))])
+    return folder
+
+
+def test_a_stored_index_changes_no_label(tmp_path):
+    """Names of classes may be written, changed and removed after the index; it may be of more shards."""
+    named_samples(tmp_path, "cat dog")
+    for text, labels, classes in (
+        (None, [0, 0, 1, 1], ("cat", "dog")),
+        ('["dog", "cat"]', [1, 1, 0, 0], ("dog", "cat")),
+        ('["cow", "cat", "dog"]', [1, 1, 2, 2], ("cow", "cat", "dog")),
+        (None, [0, 0, 1, 1], ("cat", "dog")),
+    ):
+        (tmp_path / "classes.json").unlink(missing_ok=True)
+        if text:
+            (tmp_path / "classes.json").write_text(text)
+        for _ in range(2):
+            found = open_source(str(tmp_path))
+            assert (labels_of(found), found.classes) == (labels, classes), text
+            assert (tmp_path / INDEX_FILE).exists()
+    alone = open_source(str(tmp_path / "1.tar"))
+    assert (labels_of(alone), alone.classes) == ([0, 0], ("dog",))
+    (tmp_path / "classes.json").write_text('["cat", "cow"]')
+    assert "label dog is not in" in open_error(tmp_path)
+    assert open_source(str(tmp_path), labels=False).labels is None
+
+
 def test_members_that_are_no_images_are_skipped(tmp_path):
     with tarfile.open(tmp_path / "a.tar", "w") as file:
         for kind in (tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE):
@@ -416,7 +447,7 @@ def test_every_shard_is_read_once(tmp_path):
     names = [f"shard-00{i}.tar" for i in range(3)]
     said = []
     build_index(place, names, [place.size(name) for name in names], said.append)
-    assert [name for name, _, _ in place.requests] == [*names, "classes.json"]
+    assert [name for name, _, _ in place.requests] == names
     assert said[-1] == "3 of 3 shards read, 30 images"
 
 
@@ -435,7 +466,7 @@ def test_an_index_comes_back_as_it_was(tmp_path):
         assert (getattr(again, key) == getattr(index, key)).all()
         assert getattr(again, key).dtype == getattr(index, key).dtype
     assert again.shards == index.shards
-    assert again.classes == index.classes
+    assert again.label_names == index.label_names
 
 
 def test_pickles_and_impossible_members_are_refused(tmp_path):
