@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import difflib
 from pathlib import Path
+from urllib.parse import quote
 
 from paragan.core.errors import UsageError
 from paragan.data.formats.array import load_digits
 from paragan.data.formats.cifar import is_cifar, open_cifar
-from paragan.data.formats.dataset_json import DATASET_JSON, open_labelled_folder
+from paragan.data.formats.dataset_json import DATASET_JSON, is_image, open_labelled_folder
 from paragan.data.formats.hdf5 import open_hdf5
 from paragan.data.formats.hf_datasets import is_hf_dataset, open_hf_dataset
 from paragan.data.formats.image_folder import format_extensions, open_image_folder
@@ -19,7 +20,6 @@ from paragan.data.source import IMAGE_FORMATS, Source
 from paragan.data.storage.filesystem import (
     FileSystem,
     RemoteOptions,
-    is_litter,
     is_url,
     printable,
     redact_url,
@@ -57,20 +57,17 @@ def open_source(location: str, remote: RemoteOptions | None = None, *, labels: b
         return _open_pattern(location, remote, labels)
     if not exists:
         raise UsageError(_missing_message(Path(location)))
-    fs, name = open_location(location if is_url(location) else _enter_single_folders(Path(location)), remote)
-    return _open_file(fs, name, remote, labels) if name else _open_folder(fs, remote, labels)
+    fs, name = open_location(location, remote)
+    return _open_file(fs, name, remote, labels) if name else _open_folder(fs, location, remote, labels)
 
 
-def _enter_single_folders(path: Path) -> str:
-    """Return the folder below `path` that holds the data: a folder around all others is no class."""
-    for _ in range(MAX_OUTER_FOLDERS):
-        if not path.is_dir():
-            break
-        entries = [entry for entry in path.iterdir() if not is_litter(entry.name)]
-        if len(entries) != 1 or not entries[0].is_dir():
-            break
-        path = entries[0]
-    return str(path)
+def _join_location(location: str, folder: str) -> str:
+    """Return the path or address of a folder in `location`."""
+    if not is_url(location):
+        return str(Path(location, folder))
+    is_http = location.lower().startswith("http")
+    address, mark, query = location.partition("#")[0].partition("?") if is_http else (location, "", "")
+    return f"{address.rstrip('/')}/{quote(folder, errors='surrogateescape') if is_http else folder}/{mark}{query}"
 
 
 def _open_pattern(location: str, remote: RemoteOptions | None, labels: bool) -> Source:
@@ -91,7 +88,10 @@ def _open_pattern(location: str, remote: RemoteOptions | None, labels: bool) -> 
     return open_tar_shards(fs, pattern, remote, labels=labels)
 
 
-def _open_folder(fs: FileSystem, remote: RemoteOptions | None, labels: bool) -> Source:
+def _open_folder(
+    fs: FileSystem, location: str, remote: RemoteOptions | None, labels: bool, num_outer_folders: int = 0
+) -> Source:
+    """Open a folder, or the one around which it lies: the only folder of a folder without images is no class."""
     try:
         listing = fs.list_dir()
     except UsageError:  # a server that does not list folders
@@ -107,6 +107,14 @@ def _open_folder(fs: FileSystem, remote: RemoteOptions | None, labels: bool) -> 
         return open_tar_shards(fs, "*.tar", remote, labels=labels)
     if is_cifar(listing):
         return open_cifar(fs, listing, labels=labels)
+    is_outer = len(listing.folders) == 1 and not any(map(is_image, listing.files))
+    if is_outer and num_outer_folders < MAX_OUTER_FOLDERS:
+        inner = _join_location(location, listing.folders[0])
+        source = _open_folder(open_location(inner, remote)[0], inner, remote, labels, num_outer_folders + 1)
+        if listing.files:
+            note = f"ignored files beside {printable(listing.folders[0])} ({len(listing.files):,}): "
+            source.notes = (*source.notes, note + format_extensions(listing.files))
+        return source
     return open_image_folder(fs, listing)
 
 

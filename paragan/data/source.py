@@ -15,7 +15,12 @@ IMAGE_FORMATS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".webp": "WEBP"
 
 
 class Source(Protocol):
-    """A labelled data set that reads only the records it is asked for. Safe to read from many threads."""
+    """A labelled data set that reads only the records it is asked for. Safe to read from many threads.
+
+    notes : lines for people: what was ignored, where an index came from, ...
+    """
+
+    notes: tuple[str, ...]
 
     @property
     def location(self) -> str:
@@ -30,11 +35,6 @@ class Source(Protocol):
     @property
     def classes(self) -> tuple[str, ...]:
         """[K] names; () without classes."""
-        ...
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """Lines for people: what was ignored, where an index came from, ..."""
         ...
 
     @property

@@ -9,11 +9,14 @@ import tarfile
 import zipfile
 from pathlib import Path
 
+import fsspec
 import numpy as np
 import pytest
 from PIL import Image
 
+import servers
 from paragan.data.dataset import Dataset, load_data
+from paragan.data.storage.filesystem import RemoteOptions
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (12, 8, 8), np.uint8)
 
@@ -32,6 +35,15 @@ def class_folders() -> dict[str, bytes]:
     return {f"{'cat' if i < 6 else 'dog'}/{i:02}.png": encode(i) for i in range(12)}
 
 
+def numeric_folders() -> dict[str, bytes]:
+    return {f"{2 if i < 6 else 10}/{i:02}.png": encode(i) for i in range(12)}
+
+
+def folders_with_spaces() -> dict[str, bytes]:
+    """Return names that a sort of whole paths would put in another order than their folders."""
+    return {f"{('a', 'a b', 'a-b')[i // 4]}/{i:02}.png": encode(i) for i in range(12)}
+
+
 def json_labels() -> dict[str, bytes]:
     labels = {"labels": [[f"{i:02}.png", i % 3] for i in range(12)]}
     return flat() | {"dataset.json": json.dumps(labels).encode()}
@@ -42,7 +54,8 @@ def json_over_folders() -> dict[str, bytes]:
     return class_folders() | {"dataset.json": json.dumps(labels).encode()}
 
 
-CONTENTS = {function.__name__: function for function in (flat, class_folders, json_labels, json_over_folders)}
+FUNCTIONS = (flat, class_folders, numeric_folders, folders_with_spaces, json_labels, json_over_folders)
+CONTENTS = {function.__name__: function for function in FUNCTIONS}
 LITTER = {"__MACOSX/._00.png": b"x", "Thumbs.db": b"x", "desktop.ini": b"x", ".DS_Store": b"x"}
 
 
@@ -104,9 +117,37 @@ def test_containers_of_the_same_content_are_the_same_data(content, tmp_path):
     for number, (write, outer, litter) in enumerate(variants):
         if write is write_tar and "dataset.json" in files:
             continue  # refused (formats/test_webdataset.py)
-        path = write(tmp_path / str(number), {outer + name: data for name, data in files.items()} | litter)
+        others = {"README.txt": b"x", outer.split("/")[0] + "/LICENSE": b"x"} if outer and litter else {}
+        path = write(tmp_path / str(number), {outer + name: data for name, data in files.items()} | litter | others)
         data = load_data(str(path), resolution=None)
         assert identity(data) == expected, (write.__name__, outer, bool(litter))
+
+
+def write_outer_folder(path: Path) -> tuple[Path, tuple]:
+    """Write labelled images in two folders around them; return the folder and the identity of the data."""
+    files = {"outer/photos #1/" + name: data for name, data in json_over_folders().items()} | {"README.txt": b"x"}
+    folder = write_folder(path, files)
+    return folder, identity(load_data(str(folder), resolution=None, cache="stream"))
+
+
+def check_remote_identity(location: str, expected: tuple) -> None:
+    data = load_data(location, resolution=None, remote=RemoteOptions(cache_dir=""))
+    assert identity(data) == expected
+    assert {"labels of dataset.json", "ignored files beside outer (1): .txt"} <= {*data.notes}
+
+
+def test_folders_around_the_data_of_a_server_are_no_classes(tmp_path):
+    folder, expected = write_outer_folder(tmp_path / "a")
+    with servers.run_nginx(folder, tmp_path / "nginx") as server:
+        for location in (f"{server.url}/", server.url, f"{server.url}?signature=1"):
+            check_remote_identity(location, expected)
+
+
+def test_folders_around_the_data_of_other_protocols_are_no_classes(tmp_path):
+    folder, expected = write_outer_folder(tmp_path / "a")
+    address = f"memory://{tmp_path.name}"
+    fsspec.filesystem("memory").put(f"{folder}/", f"{address}/", recursive=True)
+    check_remote_identity(address, expected)
 
 
 def test_a_tar_of_labelled_samples_is_the_same_data(tmp_path):

@@ -62,6 +62,17 @@ def resolve_class_names(labels: np.ndarray | None, classes: tuple[str, ...]) -> 
     return classes or default_class_names(labels)
 
 
+def sort_by_folder(names: Iterable[str]) -> list[str]:
+    """Return names of images in the order in which a folder of class folders is read: by class, then by name."""
+    names = sorted(names)
+    folders = [name.split("/")[:-1] for name in names]
+    if len({(len(parts), *parts[:-1]) for parts in folders}) > 1:
+        return names  # these folders are no classes
+    classes = sort_class_names({"/".join(parts[-1:]) for parts in folders})
+    rank = {name: number for number, name in enumerate(classes)}
+    return sorted(names, key=lambda name: rank[name.split("/")[-2] if "/" in name else ""])
+
+
 def labels_from_folders(names: Sequence[str], location: str, remedy: str) -> tuple[np.ndarray | None, tuple[str, ...]]:
     """Return labels by the folder of each file, and the names of the folders; none if files are in no folder.
 

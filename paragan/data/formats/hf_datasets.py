@@ -40,7 +40,7 @@ class ArrowSource:
 
     is_local = True
     array = None
-    notes = ()
+    notes: tuple[str, ...] = ()
 
     def __init__(
         self, location: str, images: Any, labels: np.ndarray | None, classes: tuple[str, ...], fingerprint: bytes

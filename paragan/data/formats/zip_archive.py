@@ -15,7 +15,7 @@ from isal.isal_zlib import crc32
 
 from paragan.core.errors import UsageError
 from paragan.data.formats import dataset_json
-from paragan.data.formats.class_labels import labels_from_folders, resolve_class_names
+from paragan.data.formats.class_labels import labels_from_folders, resolve_class_names, sort_by_folder
 from paragan.data.formats.dataset_json import (
     CLASSES_JSON,
     DATASET_JSON,
@@ -210,6 +210,9 @@ def open_zip(fs: FileSystem, name: str, *, labels: bool = True) -> ZipSource:
     classes_member = members_by_name.get(root + CLASSES_JSON) if labels_member else None
     num_ignored = len(archive.members) - len(images) - bool(labels_member) - bool(classes_member)
     notes = (f"ignored other files in the archive ({num_ignored:,})",) if num_ignored else ()
+    if labels_member is None:
+        names = sort_by_folder(names)
+        images = [members_by_name[name] for name in names]
     if not labels:
         return ZipSource(archive, images, None, (), notes)
     if labels_member is None:
