@@ -20,8 +20,9 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from paragan.comm.launch_info import LaunchInfo
 from paragan.comm.process_group import broadcast_bits
-from paragan.comm.world import LaunchInfo, World
+from paragan.comm.world import World
 from paragan.config.batch_scaling import WARM_UP_STEPS_PER_DOUBLING, scale_to_batch
 from paragan.config.run import Run
 from paragan.config.sections import DataOptions, DeviceOptions, EvaluationOptions

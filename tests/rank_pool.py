@@ -18,7 +18,8 @@ def _rank_main(connection: Any) -> None:
     import pytest  # noqa: F401 - jobs use it, and importing it may take seconds
     import torch
 
-    from paragan.comm.world import LaunchInfo, World
+    from paragan.comm.launch_info import LaunchInfo
+    from paragan.comm.world import World
     from processes import reduce_bn_recalibration
 
     warnings.simplefilter("error")

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 from benchmarks.lib.session_fixture import CPU
-from paragan.comm.world import LaunchInfo, World
+from paragan.comm.launch_info import LaunchInfo
+from paragan.comm.world import World
 
 TIMEOUT_S = 120.0
 SendFn = Callable[[Any], None]

@@ -33,7 +33,7 @@ from paragan.recipes import get_recipe
 from paragan.strategies.auto import Auto, AutoChoice
 from paragan.train.build import build_networks
 from paragan.train.console import RunConsole
-from paragan.train.run_dir import RunDirRequest
+from paragan.train.run_dir_selection import RunDirRequest
 from paragan.train.session import Session, build_session
 
 RANK_COUNTS = (1, 2, 4)

@@ -31,7 +31,8 @@ from typing import Any
 import torch
 
 from paragan.comm.flat_params import bucket_bytes
-from paragan.comm.world import LaunchInfo, World
+from paragan.comm.launch_info import LaunchInfo
+from paragan.comm.world import World
 from paragan.config.run import Run
 from paragan.config.sections import DataOptions
 from paragan.core.rng import LaneRng

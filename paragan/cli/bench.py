@@ -74,7 +74,7 @@ def _bench_links(options: argparse.Namespace, rest: list[str], arguments: list[s
 
 def _run_on_cpu_ranks(options: argparse.Namespace, arguments: list[str], action: Any) -> int:
     """Run `action` on the CPUs of all ranks of the launcher, or of the --ranks that are started here."""
-    from paragan.comm.world import LaunchInfo
+    from paragan.comm.launch_info import LaunchInfo
     from paragan.config.run import Run
 
     launch_info = LaunchInfo.from_environment()

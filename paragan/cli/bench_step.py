@@ -44,7 +44,7 @@ def add_step_command(kinds: Any) -> None:
 
 def _bench_step(options: argparse.Namespace, rest: list[str], arguments: list[str]) -> int:
     from paragan.cli.common import check_writable
-    from paragan.comm.world import LaunchInfo
+    from paragan.comm.launch_info import LaunchInfo
     from paragan.plan.profile.profile import profile_to_yaml
     from paragan.plan.profile.table import format_profile
 

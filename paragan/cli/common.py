@@ -15,7 +15,8 @@ from paragan.data.storage.filesystem import is_url
 if TYPE_CHECKING:
     from torch import device as Device
 
-    from paragan.comm.world import LaunchInfo, World
+    from paragan.comm.launch_info import LaunchInfo
+    from paragan.comm.world import World
     from paragan.config.run import Run
     from paragan.train.console import RunConsole
 

@@ -61,7 +61,7 @@ def add_eval_command(commands: Any) -> None:
 
 
 def _eval(options: argparse.Namespace, rest: list[str], arguments: list[str]) -> int:
-    from paragan.comm.world import LaunchInfo
+    from paragan.comm.launch_info import LaunchInfo
     from paragan.config.sections import EvaluationOptions
     from paragan.core.schema import from_dict, to_dict
     from paragan.train.callbacks.scoring import sweep_truncations
@@ -127,7 +127,7 @@ def _parse_truncations(text: str) -> list[float]:
 
 def _follow(options: argparse.Namespace, folder: Path, run: Run, evaluation: Any) -> int:
     """Score models as they appear. Exit status 0 when the run is complete, 1 if it stopped, 3 on a signal."""
-    from paragan.comm.world import LaunchInfo
+    from paragan.comm.launch_info import LaunchInfo
     from paragan.config.resolve import load_dataset
     from paragan.report.page import write_report
     from paragan.train.async_eval import RunFollower

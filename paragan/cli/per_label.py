@@ -32,7 +32,7 @@ def add_merge_command(commands: Any) -> None:
 
 def _merge(options: argparse.Namespace, rest: list[str], arguments: list[str]) -> int:
     from paragan.train.per_label.distill import compare_with_teacher, student_run
-    from paragan.train.run_dir import RunDirRequest
+    from paragan.train.run_dir_selection import RunDirRequest
     from paragan.train.shutdown import exit_on_signal
 
     with exit_on_signal():

@@ -24,9 +24,8 @@ if TYPE_CHECKING:
     from paragan.plan.profile.profile import Profile
     from paragan.plan.select.compare import Plan
 
-HELP = f"""Every strategy
-is predicted for the ranks and links that you name, from the profile of one worker (--profile, or measured here), and
-ranked by the time to K thousand images. Nothing is trained.
+HELP = f"""Every strategy is predicted for the ranks and links that you name, from the profile of one worker (--profile,
+or measured now), and ranked by the time to K thousand images. Nothing is trained.
 
   paragan plan digits --hosts 4 --links "200 Mbit/s, 10 ms" --kimg 100
   paragan plan biggan-imagenet128 --hosts 16 --ranks-per-host 8 --links links.yaml --profile gpu.yaml --kimg 4000

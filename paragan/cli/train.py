@@ -27,10 +27,11 @@ from paragan.cli.common import (
 from paragan.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from paragan.comm.world import LaunchInfo, World
+    from paragan.comm.launch_info import LaunchInfo
+    from paragan.comm.world import World
     from paragan.config.run import Run
     from paragan.train.console import RunConsole
-    from paragan.train.run_dir import RunDirRequest
+    from paragan.train.run_dir_selection import RunDirRequest
 
 EXAMPLES = """examples:
   paragan train digits                                   a first GAN, in about a minute
@@ -125,7 +126,8 @@ def _train(options: argparse.Namespace, rest: list[str], arguments: list[str]) -
 def resolve_run(options: argparse.Namespace, rest: list[str]) -> tuple[Run, RunDirRequest, list[str]]:
     """Return the run that a `train` command asks for, its run folder, and the reasons for chosen settings."""
     from paragan.recipes import build_run
-    from paragan.train.run_dir import RunDirRequest, require_run_dir
+    from paragan.train.run_dir import require_run_dir
+    from paragan.train.run_dir_selection import RunDirRequest
 
     overrides: list[tuple[str, str]] = []
     for name, field in SHORTHANDS.items():
@@ -166,7 +168,7 @@ def train_on_ranks(
         reasons: printed before training.
         on_finish: called on every rank after training with run, run folder, world and console.
     """
-    from paragan.comm.world import LaunchInfo
+    from paragan.comm.launch_info import LaunchInfo
     from paragan.config.validate import validate
 
     launch_info = LaunchInfo.from_environment()

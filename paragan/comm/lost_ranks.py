@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from paragan.comm.process_group import CommunicationError
+
 _reasons: dict[int, str] = {}  # the rank's number as it was started -> why it is gone
 
 
@@ -16,6 +18,8 @@ def report_lost_rank(rank: int, reason: str) -> None:
     _reasons[rank] = reason
 
 
-def lost_rank_message(ranks: Iterable[int]) -> str:
-    """Return which of these ranks are gone, and why; empty if none is known to be."""
-    return ", ".join(f"rank {rank} {_reasons[rank]}" for rank in ranks if rank in _reasons)
+def raise_if_lost(ranks: Iterable[int]) -> None:
+    """Raise CommunicationError if one of these ranks is known to be gone; it says which, and why."""
+    lost = [f"rank {rank} {_reasons[rank]}" for rank in ranks if rank in _reasons]
+    if lost:
+        raise CommunicationError(", ".join(lost))

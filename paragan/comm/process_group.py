@@ -1,7 +1,8 @@
 """Process groups: collectives and point-to-point messages between ranks, with every byte counted.
 
-This module and comm/world.py are the only ones that use torch.distributed. Bytes are counted by a `Meter` when a
-message is handed to torch, by the formulas of comm/traffic.py, which also predict them (`Exchange.traffic`).
+torch.distributed is imported here only; comm/world.py and comm/rendezvous.py use it as `c10d` of this module. Bytes are
+counted by a `Meter` when a message is handed to torch, by the formulas of comm/traffic.py, which also predict them
+(`Exchange.traffic`).
 
 Gloo does not notify a rank whose message was half sent or half received when its connection closes; it would wait for
 the timeout. Groups that must survive the loss of a rank therefore wait in a separate thread (`WaitThread`), which is

@@ -205,7 +205,7 @@ class Torus(_StaticTopology):
 
 @config_class
 class Hypercube(_StaticTopology):
-    """One neighbor for every bit of a rank's number; for powers of two."""
+    """Connect each rank to those whose number differs in one bit (a hypercube); for powers of two."""
 
     name: Literal["hypercube"] = "hypercube"
 

@@ -1,4 +1,4 @@
-"""The ranks of a run: where the launcher put each, how they find each other, form groups, and report failures.
+"""The ranks of a run: they form groups, gather text, and report failures.
 
 An exchange that fails raises CommunicationError. The ranks then tell each other through the key-value store which of
 them failed first and why (`World.report_failure`), so that all end with the same message, which names rank and step.
@@ -14,17 +14,16 @@ import contextlib
 import json
 import os
 import socket
-import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
 from datetime import timedelta
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 
 from paragan.comm.blocking_calls import call_with_timeout
-from paragan.comm.lost_ranks import lost_rank_message
+from paragan.comm.launch_info import LaunchInfo, master_address
+from paragan.comm.lost_ranks import raise_if_lost
 from paragan.comm.process_group import (
     POLL_S,
     CommunicationError,
@@ -37,6 +36,7 @@ from paragan.comm.process_group import (
     c10d,
     new_gloo_group,
 )
+from paragan.comm.rendezvous import WaitNotice, rendezvous
 from paragan.comm.sockets import (
     SocketId,
     is_closed,
@@ -50,219 +50,7 @@ from paragan.core.devices import backend_of
 from paragan.core.errors import Interrupted, RunError, UsageError
 
 FAULT_WINDOW_S = 4.0  # how long ranks wait for the report of the rank that failed first
-WAIT_NOTICE_S = 10.0  # after which a process says for whom it waits
 LOST = "lost "  # prefix of the report of a rank whose exchange failed because of another rank
-
-
-# variables of launchers that are not read: (rank, number of ranks)
-UNREAD_LAUNCHERS = (
-    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),  # mpirun of Open MPI, also on AzureML
-    ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),  # MVAPICH
-    ("PMI_RANK", "PMI_SIZE"),  # mpiexec of MPICH and Intel MPI
-    ("PALS_RANKID", "PALS_SIZE"),  # HPE Cray
-    ("JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE"),  # jsrun
-    ("FLUX_TASK_RANK", "FLUX_JOB_SIZE"),  # Flux
-)
-
-
-@dataclass(frozen=True)
-class LaunchInfo:
-    """Where a launcher put this process: its rank among all, and among those of its host.
-
-    variables : the environment variables that say so, for messages
-    """
-
-    rank: int = 0
-    size: int = 1
-    local_rank: int = 0
-    local_size: int = 1
-    variables: str = field(default="", compare=False)
-
-    @staticmethod
-    def from_environment(env: Mapping[str, str] = os.environ) -> LaunchInfo:
-        """Read torchrun's variables, else those of srun's tasks; without either it is a single process.
-
-        Raises:
-            UsageError: the variables are incomplete or contradict each other, or another launcher started several
-                processes, each of which would train the same run.
-        """
-        if "RANK" in env and "WORLD_SIZE" in env:
-            names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-        elif "SLURM_STEP_NUM_TASKS" in env and "SLURM_PROCID" in env:
-            names = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE")
-        elif "RANK" in env or "WORLD_SIZE" in env:
-            raise UsageError(
-                "RANK, WORLD_SIZE: only one of them is set. Set both, as torchrun does, or neither",
-                same_on_all_ranks=False,
-            )
-        else:
-            _require_known_launcher(env, LaunchInfo())
-            return LaunchInfo()
-        rank = _read_int(env, names[0])
-        size = _read_int(env, names[1])
-        local_rank = _read_int(env, names[2], 0)
-        local_size = _read_int(env, names[3], 1)
-        if not 0 <= rank < size:
-            raise UsageError(
-                f"{names[0]}={rank}: must be from 0 to {size - 1}, since {names[1]}={size}", same_on_all_ranks=False
-            )
-        variables = f"{names[0]}={rank}, {names[1]}={size}"
-        info = LaunchInfo(rank, size, local_rank, max(local_size, local_rank + 1), variables)
-        if names[0] == "SLURM_PROCID":
-            _require_known_launcher(env, info)  # mpirun starts its daemons with srun
-        return info
-
-
-def _require_known_launcher(env: Mapping[str, str], info: LaunchInfo) -> None:
-    """Raise UsageError if a launcher that is not read counts other ranks than `info`."""
-    for rank_name, size_name in UNREAD_LAUNCHERS:
-        size = env.get(size_name, "")
-        rank = env.get(rank_name, "")
-        if size.isdigit() and int(size) > 1 and (rank, size) != (str(info.rank), str(info.size)):
-            raise UsageError(
-                f"{size_name}={size}: its launcher is not read, and each of the {size} processes would train the same "
-                "run. Set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT from it, or start with torchrun, srun or "
-                "--ranks N",
-                same_on_all_ranks=False,
-            )
-
-
-def _read_int(env: Mapping[str, str], name: str, default: int | None = None) -> int:
-    """Read a number from the environment; without a default it has to be there."""
-    text = env.get(name, "" if default is None else str(default))
-    digits = text.split("(")[0].split(",")[0]  # SLURM writes 4(x2): 4 tasks on each of 2 nodes
-    if not digits.isdigit():
-        raise UsageError(f"{name}={text!r}: must be a number, as torchrun and srun set it", same_on_all_ranks=False)
-    return int(digits)
-
-
-def master_address(env: Mapping[str, str]) -> tuple[str, int]:
-    """Return host and port of the key-value store of all ranks, which rank 0 serves.
-
-    Raises:
-        UsageError: there is no MASTER_ADDR, or MASTER_PORT is no port.
-    """
-    address = env.get("MASTER_ADDR") or _first_host(env.get("SLURM_STEP_NODELIST", ""))
-    if not address:
-        raise UsageError("MASTER_ADDR: is not set. Start with torchrun, srun or --ranks N")
-    job = _read_int(env, "SLURM_JOB_ID", 0)
-    port = _read_int(env, "MASTER_PORT", 29500 + job % 10000)
-    if not 0 < port < 65536:
-        raise UsageError(f"MASTER_PORT={port}: must be between 1 and 65535", same_on_all_ranks=False)
-    return address, port
-
-
-def rendezvous(launch_info: LaunchInfo, env: Mapping[str, str], timeout_s: float) -> tuple[Store, set[SocketId]]:
-    """Connect to the key-value store that all ranks share; rank 0 serves it, unless torchrun does.
-
-    Args:
-        launch_info: this process.
-        env: has MASTER_ADDR and MASTER_PORT.
-        timeout_s: how long to wait for the server, and for each of its answers. torch's own timeout does not cover a
-            server that is frozen.
-
-    Returns:
-        The store, and the sockets of its connections.
-
-    Raises:
-        CommunicationError: there is no server, or the port is taken.
-    """
-    address, port = master_address(env)
-    has_agent_store = env.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    is_server = launch_info.rank == 0 and not has_agent_store
-    notice = WaitNotice(launch_info, f"rank 0 at {address}:{port} (MASTER_ADDR:MASTER_PORT)")
-
-    def check() -> None:
-        notice.write_if_due()
-        if message := lost_rank_message(range(launch_info.size)):
-            raise CommunicationError(message)
-
-    try:
-        if not is_server:
-            _await_server(address, port, timeout_s, check)
-        before = open_sockets()
-        timeout = timedelta(seconds=timeout_s)
-        store = call_with_timeout(
-            lambda: c10d.TCPStore(address, port, launch_info.size, is_server, timeout, wait_for_workers=False),
-            timeout_s,
-            f"a process listens at {address}:{port} (MASTER_ADDR:MASTER_PORT), but does not answer as rank 0 does, "
-            f"says rank {launch_info.rank}. Use another MASTER_PORT",
-            check,
-        )
-        connections = set(filter(is_connected, open_sockets() - before))  # leaves out pipes of other threads
-        set_recv_timeout(connections, timeout_s)
-        if not has_agent_store:
-            _claim_rank(store, launch_info, f"{address}:{port}")
-        return store, connections
-    except CommunicationError:
-        raise
-    except (RuntimeError, ValueError, OSError) as error:  # DistNetworkError is a RuntimeError
-        reason = str(error).splitlines()[0]
-        problem = f"rank 0 cannot serve {address}:{port}" if is_server else f"rank 0 is not at {address}:{port}"
-        raise CommunicationError(
-            f"{problem} (MASTER_ADDR:MASTER_PORT), says rank {launch_info.rank}: {reason}. "
-            f"{'Use another MASTER_PORT' if is_server else 'Use the address and the port of rank 0 on all ranks'}"
-        ) from error
-
-
-def _claim_rank(store: Any, launch_info: LaunchInfo, address: str) -> None:
-    """Raise CommunicationError if another process came to this store as the same rank, or counts other ranks."""
-    size = store.compare_set("world_size", "", str(launch_info.size)).decode()
-    if size != str(launch_info.size):
-        raise CommunicationError(
-            f"{address} (MASTER_ADDR:MASTER_PORT) belongs to a run of {size} ranks, and this is rank "
-            f"{launch_info.rank} of {launch_info.size}. Use another MASTER_PORT"
-        )
-    if store.add(f"arrived/{launch_info.rank}", 1) > 1:
-        raise CommunicationError(
-            f"rank {launch_info.rank} is at {address} (MASTER_ADDR:MASTER_PORT) already: another run, or an earlier "
-            "start of this one. End it, or use another MASTER_PORT"
-        )
-
-
-class WaitNotice:
-    """Says once on standard error for whom a process waits, when that takes long.
-
-    launch_info : this process
-    awaited     : for whom it waits
-    """
-
-    def __init__(self, launch_info: LaunchInfo, awaited: str = ""):
-        self._launch_info, self.awaited = launch_info, awaited
-        self._due_s = time.monotonic() + WAIT_NOTICE_S
-
-    def write_if_due(self) -> None:
-        """Write the line if the wait has lasted for `WAIT_NOTICE_S`."""
-        if time.monotonic() > self._due_s:
-            self._due_s = float("inf")
-            info = self._launch_info
-            counted = f", which {info.variables} count" if info.variables else ""
-            sys.stderr.write(f"paragan: rank {info.rank} of {info.size} waits for {self.awaited}{counted}\n")
-
-
-def _await_server(address: str, port: int, timeout_s: float, check: Callable[[], None]) -> None:
-    """Return when a process listens there. torch's own attempts would print a stack trace each.
-
-    check: called again and again meanwhile.
-    """
-    deadline = time.monotonic() + timeout_s
-    while True:
-        try:
-            socket.create_connection((address, port), timeout=max(deadline - time.monotonic(), POLL_S)).close()
-            return
-        except OSError:
-            if time.monotonic() > deadline:
-                raise
-            check()
-            time.sleep(POLL_S)
-
-
-def _first_host(nodes: str) -> str:
-    """Return the first of SLURM's list of hosts: 'gpu[03-07,12],cpu1' -> 'gpu03'."""
-    head, bracket, rest = nodes.partition("[")
-    if not bracket or "," in head:
-        return head.split(",")[0]
-    return head + rest.split("]")[0].split(",")[0].split("-")[0]
 
 
 class World:
@@ -321,7 +109,7 @@ class World:
 
         def check() -> None:
             notice.write_if_due()
-            world._raise_if_lost(range(launch_info.size))
+            raise_if_lost(range(launch_info.size))
 
         call_with_timeout(
             lambda: c10d.init_process_group(
@@ -413,6 +201,7 @@ class World:
         is_broken = False
         deadline = time.monotonic() + timeout_s
         notice = WaitNotice(self.launch_info)
+        originals = self.original_ranks or range(self.size)  # an elastic world has none before it has formed
         while True:
             for rank in [r for r in missing if self.store.check([f"{name}/{r}"])]:
                 texts[rank] = self.store.get(f"{name}/{rank}").decode()
@@ -420,7 +209,7 @@ class World:
             if not missing:
                 return [texts[rank] for rank in range(self.size)]
             self.raise_if_broken()
-            self._raise_if_lost(missing)
+            raise_if_lost(originals[rank] for rank in missing)
             notice.awaited = f"rank {', '.join(map(str, missing))}"
             notice.write_if_due()
             problem = f"{notice.awaited} did not arrive"
@@ -432,13 +221,6 @@ class World:
             time.sleep(POLL_S)
             # A rank that has all texts may leave and close its connections, so the store is read once more after this.
             is_broken = any(map(is_closed, peer_sockets))
-
-    def _raise_if_lost(self, ranks: Iterable[int]) -> None:
-        """Raise CommunicationError if the launcher says that one of these ranks is gone."""
-        originals = self.original_ranks
-        message = lost_rank_message(originals[rank] if rank < len(originals) else rank for rank in ranks)
-        if message:
-            raise CommunicationError(message)
 
     def raise_if_broken(self) -> None:
         """Raise CommunicationError if it is useless to wait for the others any longer."""

@@ -113,7 +113,7 @@ class DataOptions:
 
 @config_class
 class InputFingerprints:
-    """What a run reads, by content: a resume recognises it wherever it lies. Filled in when the run starts.
+    """Fingerprints of the inputs of a run: a resume recognises the same content at another path. Set when a run starts.
 
     data         : of the images and labels
     init_from    : of the weights it starts from

@@ -232,7 +232,7 @@ def did_you_mean(word: str, choices: Iterable[str]) -> str:
     names = list(choices)
     if not names:
         return ""
-    matches = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
+    matches = [name for name in names if word in name.split("_")] or difflib.get_close_matches(word, names, 1, 0.5)
     if matches:
         return f"; did you mean {matches[0]}?"
     listed = ", ".join(names[:MAX_LISTED_NAMES])

@@ -28,7 +28,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paragan.comm.world import World, master_address
+from paragan.comm.launch_info import master_address
+from paragan.comm.world import World
 from paragan.core.devices import backend_of
 from paragan.core.errors import UsageError
 from paragan.plan.links import DEFAULT_INTRA_HOST_LINK, Link, Links

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 
 import torch
 
+from paragan.comm.launch_info import LaunchInfo
 from paragan.comm.process_group import Group, SingleRankGroup, Work
 from paragan.comm.traffic import Meter
-from paragan.comm.world import LaunchInfo, World
+from paragan.comm.world import World
 
 
 @dataclass(frozen=True)

@@ -222,7 +222,7 @@ class StrategyDefaults:
 
     @property
     def max_message_delay(self) -> int:
-        """How many rounds a neighbor's message may be late."""
+        """Return how many rounds late a neighbor's message may arrive."""
         return 0
 
     @property

@@ -19,7 +19,8 @@ from paragan.core.errors import UsageError
 from paragan.core.schema import diff, to_dict
 from paragan.core.version import __version__
 from paragan.data.dataset import Dataset
-from paragan.train.run_dir import RunDir, RunDirRequest, StartCheck, no_check, select_run_dir
+from paragan.train.run_dir import RunDir
+from paragan.train.run_dir_selection import RunDirRequest, StartCheck, no_check, select_run_dir
 
 T = TypeVar("T")
 SHARED_STORAGE_TIMEOUT_S = 10.0

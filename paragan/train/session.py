@@ -36,7 +36,7 @@ from paragan.train.build import Networks, build_game, build_networks
 from paragan.train.checkpoint import Checkpoints, CheckpointView, CorruptCheckpoint
 from paragan.train.console import RunConsole
 from paragan.train.rank_agreement import on_all_ranks
-from paragan.train.run_dir import check_same_inputs, check_same_run, other_data_error
+from paragan.train.run_dir_selection import check_same_inputs, check_same_run, other_data_error
 from paragan.train.stats import StatsCollector
 
 

@@ -20,8 +20,9 @@ from pathlib import Path
 import torch
 
 from paragan.comm.elastic.elastic_world import ElasticWorld
+from paragan.comm.launch_info import LaunchInfo
 from paragan.comm.sockets import is_listening
-from paragan.comm.world import LaunchInfo, World
+from paragan.comm.world import World
 from paragan.config.resolve import make_spec
 from paragan.config.run import Run
 from paragan.config.validate import (
@@ -48,7 +49,8 @@ from paragan.train.health.rollback_request import RollbackRequested
 from paragan.train.loop import run_training_loop
 from paragan.train.prepare import prepare, prepare_on_all_ranks
 from paragan.train.rank_agreement import locked_run_dir, on_all_ranks
-from paragan.train.run_dir import RunDir, RunDirRequest, check_same_run, config_changes, find_live_runs
+from paragan.train.run_dir import RunDir
+from paragan.train.run_dir_selection import RunDirRequest, check_same_run, config_changes, find_live_runs
 from paragan.train.session import (
     Callback,
     Session,

@@ -7,8 +7,9 @@ import socket
 import pytest
 
 import tiny_run
+from paragan.comm.launch_info import UNREAD_LAUNCHERS, LaunchInfo, _first_host
 from paragan.comm.process_group import CommunicationError
-from paragan.comm.world import UNREAD_LAUNCHERS, LaunchInfo, _first_host, rendezvous
+from paragan.comm.rendezvous import rendezvous
 from paragan.core.errors import UsageError
 from paragan.train.rank_agreement import check_same_config
 from processes import free_port

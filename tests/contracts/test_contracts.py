@@ -10,7 +10,8 @@ import pytest
 import torch
 
 import tiny_run
-from paragan.comm.world import LaunchInfo, World
+from paragan.comm.launch_info import LaunchInfo
+from paragan.comm.world import World
 from paragan.core.errors import UsageError
 from paragan.plan.virtual_world import VirtualWorld
 from paragan.strategies.base import assign_lanes

@@ -10,7 +10,8 @@ import torch
 import tiny_run
 from paragan import Config, EvaluationOptions, ScalingManager, with_policy
 from paragan.cli import main
-from paragan.comm.world import LaunchInfo, World
+from paragan.comm.launch_info import LaunchInfo
+from paragan.comm.world import World
 from paragan.config.resolve import resolve
 from paragan.core.errors import UsageError
 from paragan.core.schema import from_yaml, to_dict, to_yaml
@@ -20,7 +21,8 @@ from paragan.optim.optimizers import SGD, Adam, PlayerOptim
 from paragan.optim.policies import MAX_LR_FACTOR, POLICIES, get_policy, lr_factor
 from paragan.recipes import build_run, get_recipe
 from paragan.train.loop import play_round
-from paragan.train.run_dir import RunDir, RunDirRequest
+from paragan.train.run_dir import RunDir
+from paragan.train.run_dir_selection import RunDirRequest
 from paragan.train.trainer import TrainJob
 from processes import TINY_RUN_ARGS, run_cli, train_tiny, usage_error
 

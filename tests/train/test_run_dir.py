@@ -12,7 +12,8 @@ import pytest
 import tiny_run
 from paragan.config.resolve import fill_strategy_defaults
 from paragan.core.schema import to_dict
-from paragan.train.run_dir import RunDir, RunDirRequest, config_changes, select_shared_run_dir
+from paragan.train.run_dir import RunDir
+from paragan.train.run_dir_selection import RunDirRequest, config_changes, select_shared_run_dir
 from processes import (
     LONG_RUN_ARG,
     TINY_RUN_ARGS,

@@ -106,7 +106,7 @@ def connections_to(port: int) -> int:
 
 
 def test_a_rank_says_for_whom_it_waits(tmp_path, processes):
-    patch = "from paragan.comm import world\nworld.WAIT_NOTICE_S = 0.1"
+    patch = "from paragan.comm import rendezvous\nrendezvous.WAIT_NOTICE_S = 0.1"
     env = {"RANK": "0", "WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     rank = processes.start_forked(*train_args(tmp_path / "run", "--lanes=4", "--timeout_s=2"), patch=patch, **env)
     assert rank.wait(ENDS_WITHIN_S) == 1

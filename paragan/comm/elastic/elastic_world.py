@@ -43,7 +43,9 @@ from paragan.comm.elastic.membership import (
     MembershipVersion,
 )
 from paragan.comm.elastic.rejoin import REPLY_TIMEOUT_S, JoinProtocol, JoinRequest, SurvivorReport
+from paragan.comm.launch_info import LaunchInfo
 from paragan.comm.process_group import POLL_S, CommunicationError, Group, SingleRankGroup, WaitThread, new_gloo_group
+from paragan.comm.rendezvous import rendezvous
 from paragan.comm.sockets import (
     Address,
     SocketId,
@@ -55,7 +57,7 @@ from paragan.comm.sockets import (
     open_sockets,
     shutdown_sockets,
 )
-from paragan.comm.world import LaunchInfo, World, rendezvous
+from paragan.comm.world import World
 from paragan.core.errors import RunError
 
 CANCELLED_KEY = "cancelled"  # set in the store of a group that is not to be used any more

@@ -40,7 +40,7 @@ from paragan.train.build import Networks, build_networks
 from paragan.train.console import RunConsole
 from paragan.train.loop import play_round
 from paragan.train.rank_agreement import on_all_ranks
-from paragan.train.run_dir import RunDirRequest, check_run_dir, previous_auto_run
+from paragan.train.run_dir_selection import RunDirRequest, check_run_dir, previous_auto_run
 from paragan.train.session import Session, build_session, init_from_model
 
 EXTRA_TIMEOUT_S = 600.0  # that rank 0 may take beyond strategy.measure_s

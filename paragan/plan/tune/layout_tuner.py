@@ -37,7 +37,7 @@ from paragan.train.build import build_networks
 from paragan.train.console import RunConsole
 from paragan.train.loop import play_round
 from paragan.train.rank_agreement import LOAD_TIMEOUT_S, on_all_ranks
-from paragan.train.run_dir import RunDirRequest, previous_layout
+from paragan.train.run_dir_selection import RunDirRequest, previous_layout
 from paragan.train.session import Session, build_session
 
 NUM_TIMED_ROUNDS = 7  # of every trial

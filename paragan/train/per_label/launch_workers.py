@@ -10,7 +10,8 @@ from pathlib import Path
 
 import torch
 
-from paragan.comm.world import LaunchInfo, World
+from paragan.comm.launch_info import LaunchInfo
+from paragan.comm.world import World
 from paragan.config.resolve import make_spec
 from paragan.config.run import Run, to_saved_dict
 from paragan.config.sections import DataOptions
@@ -28,7 +29,8 @@ from paragan.train.per_label.lease_queue import LeaseQueue
 from paragan.train.per_label.worker import FINALIZE_JOB, LabelWorker, has_spent_budget
 from paragan.train.prepare import prepare_on_all_ranks
 from paragan.train.rank_agreement import check_shared_storage, on_all_ranks
-from paragan.train.run_dir import INPUT_PATHS, RunDir, RunDirRequest, select_shared_run_dir
+from paragan.train.run_dir import RunDir
+from paragan.train.run_dir_selection import INPUT_PATHS, RunDirRequest, select_shared_run_dir
 from paragan.train.session import check_init_from, set_threads
 
 BUDGET_FIELDS = ("kimg", "strategy.minutes")  # may change on resume, but must be equal for all workers

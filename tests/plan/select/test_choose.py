@@ -17,7 +17,7 @@ from paragan.plan.select.choose import (
     scale_profile,
 )
 from paragan.strategies.auto import Auto, AutoChoice
-from paragan.train.run_dir import RunDirRequest, config_changes, previous_auto_run
+from paragan.train.run_dir_selection import RunDirRequest, config_changes, previous_auto_run
 from processes import run_cli, usage_error, wait_until
 
 

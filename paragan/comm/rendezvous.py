@@ -1,0 +1,126 @@
+"""How the ranks of a run find each other: at the key-value store that rank 0 or torchrun serves.
+
+Every wait has a timeout, answers signals, and after `WAIT_NOTICE_S` says for whom it waits. A process at that address
+that is not of this run is recognised: it does not answer, counts other ranks, or has this rank already.
+"""
+
+from __future__ import annotations
+
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from typing import Any
+
+from paragan.comm.blocking_calls import call_with_timeout
+from paragan.comm.launch_info import LaunchInfo, master_address
+from paragan.comm.lost_ranks import raise_if_lost
+from paragan.comm.process_group import POLL_S, CommunicationError, Store, c10d
+from paragan.comm.sockets import SocketId, is_connected, open_sockets, set_recv_timeout
+
+WAIT_NOTICE_S = 10.0  # after which a process says for whom it waits
+
+
+def rendezvous(launch_info: LaunchInfo, env: Mapping[str, str], timeout_s: float) -> tuple[Store, set[SocketId]]:
+    """Connect to the key-value store that all ranks share; rank 0 serves it, unless torchrun does.
+
+    Args:
+        launch_info: this process.
+        env: has MASTER_ADDR and MASTER_PORT.
+        timeout_s: how long to wait for the server, and for each of its answers. torch's own timeout does not cover a
+            server that is frozen.
+
+    Returns:
+        The store, and the sockets of its connections.
+
+    Raises:
+        CommunicationError: there is no server, or the port is taken.
+    """
+    address, port = master_address(env)
+    has_agent_store = env.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    is_server = launch_info.rank == 0 and not has_agent_store
+    notice = WaitNotice(launch_info, f"rank 0 at {address}:{port} (MASTER_ADDR:MASTER_PORT)")
+
+    def check() -> None:
+        notice.write_if_due()
+        raise_if_lost(range(launch_info.size))
+
+    try:
+        if not is_server:
+            _await_server(address, port, timeout_s, check)
+        before = open_sockets()
+        timeout = timedelta(seconds=timeout_s)
+        store = call_with_timeout(
+            lambda: c10d.TCPStore(address, port, launch_info.size, is_server, timeout, wait_for_workers=False),
+            timeout_s,
+            f"a process listens at {address}:{port} (MASTER_ADDR:MASTER_PORT), but does not answer as rank 0 does, "
+            f"says rank {launch_info.rank}. Use another MASTER_PORT",
+            check,
+        )
+        connections = set(filter(is_connected, open_sockets() - before))  # leaves out pipes of other threads
+        set_recv_timeout(connections, timeout_s)
+        if not has_agent_store:
+            _claim_rank(store, launch_info, f"{address}:{port}")
+        return store, connections
+    except CommunicationError:
+        raise
+    except (RuntimeError, ValueError, OSError) as error:  # DistNetworkError is a RuntimeError
+        reason = str(error).splitlines()[0]
+        problem = f"rank 0 cannot serve {address}:{port}" if is_server else f"rank 0 is not at {address}:{port}"
+        raise CommunicationError(
+            f"{problem} (MASTER_ADDR:MASTER_PORT), says rank {launch_info.rank}: {reason}. "
+            f"{'Use another MASTER_PORT' if is_server else 'Use the address and the port of rank 0 on all ranks'}"
+        ) from error
+
+
+def _claim_rank(store: Any, launch_info: LaunchInfo, address: str) -> None:
+    """Raise CommunicationError if another process came to this store as the same rank, or counts other ranks."""
+    size = store.compare_set("world_size", "", str(launch_info.size)).decode()
+    if size != str(launch_info.size):
+        raise CommunicationError(
+            f"{address} (MASTER_ADDR:MASTER_PORT) belongs to a run of {size} ranks, and this is rank "
+            f"{launch_info.rank} of {launch_info.size}. Use another MASTER_PORT"
+        )
+    if store.add(f"arrived/{launch_info.rank}", 1) > 1:
+        raise CommunicationError(
+            f"rank {launch_info.rank} is at {address} (MASTER_ADDR:MASTER_PORT) already: another run, or an earlier "
+            "start of this one. End it, or use another MASTER_PORT"
+        )
+
+
+def _await_server(address: str, port: int, timeout_s: float, check: Callable[[], None]) -> None:
+    """Return when a process listens there. torch's own attempts would print a stack trace each.
+
+    check: called again and again meanwhile.
+    """
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            socket.create_connection((address, port), timeout=max(deadline - time.monotonic(), POLL_S)).close()
+            return
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            check()
+            time.sleep(POLL_S)
+
+
+class WaitNotice:
+    """Says once on standard error for whom a process waits, when that takes long.
+
+    launch_info : this process
+    awaited     : for whom it waits
+    """
+
+    def __init__(self, launch_info: LaunchInfo, awaited: str = ""):
+        self._launch_info, self.awaited = launch_info, awaited
+        self._due_s = time.monotonic() + WAIT_NOTICE_S
+
+    def write_if_due(self) -> None:
+        """Write the line if the wait has lasted for `WAIT_NOTICE_S`."""
+        if time.monotonic() > self._due_s:
+            self._due_s = float("inf")
+            info = self._launch_info
+            counted = f", which {info.variables} count" if info.variables else ""
+            sys.stderr.write(f"paragan: rank {info.rank} of {info.size} waits for {self.awaited}{counted}\n")
