@@ -29,9 +29,9 @@ METRIC_LABELS = {"fd": "Fréchet distance", "recognised": "recognised", "diversi
 
 def plot_speed(laboratories: dict[str, Any]) -> Figure:
     """How much faster than float32 a step is, and could be by its bytes."""
-    ours, torch = laboratories["200 Mbit/s"]["rows"], laboratories["200 Mbit/s, torch"]["rows"]
-    exact = ours[0]
-    bars = [(f"{r['strategy']}, {r['wire']}", r["step_ms"], r["sent_bytes"], OURS_COLOR) for r in ours[1:]]
+    paragan_result, torch = laboratories["200 Mbit/s"]["rows"], laboratories["200 Mbit/s, torch"]["rows"]
+    exact = paragan_result[0]
+    bars = [(f"{r['strategy']}, {r['wire']}", r["step_ms"], r["sent_bytes"], OURS_COLOR) for r in paragan_result[1:]]
     bars += [
         (r["strategy"].replace("ddp", "torch DDP").replace("+", ", "), r["step_ms"], 0, THEIRS_COLOR) for r in torch
     ]
@@ -79,32 +79,32 @@ def plot_gossip_speed(laboratories: dict[str, Any]) -> Figure:
         laboratories[lab]["rows"]
         for lab in ("100 Mbit/s, computing 0.5 s, 500k parameters", "one link of 10 Mbit/s, the same")
     )
-    kept = [a["step_ms"] / b["step_ms"] for a, b in zip(even, uneven)]
-    for i, share in enumerate(kept):
+    stored = [a["step_ms"] / b["step_ms"] for a, b in zip(even, uneven)]
+    for i, share in enumerate(stored):
         grid[2].barh(i, 100 * share, 0.7, color=OURS_COLOR if i else THEIRS_COLOR)
         grid[2].text(100 * share, i, f"{share:.0%} ", va="center", ha="right", color="white")
-    grid[2].set_yticks(range(len(kept)), ["all-reduce", *(row["strategy"] for row in even[1:])])
+    grid[2].set_yticks(range(len(stored)), ["all-reduce", *(row["strategy"] for row in even[1:])])
     grid[2].invert_yaxis()
     grid[2].set_xlabel("pace kept, %")
     grid[2].set_title("one of eight links ten times slower", fontsize=8, loc="left")
     return figure
 
 
-def select_cases(found: dict[str, Any], cases: Sequence[str]) -> dict[str, Any]:
+def select_cases(result: dict[str, Any], cases: Sequence[str]) -> dict[str, Any]:
     """Of what was found, these cases."""
-    rows = [row for row in found["rows"] if row["case"] in cases]
-    return {**found, "rows": rows, "cases": {case: found["cases"][case] for case in cases}}
+    rows = [row for row in result["rows"] if row["case"] in cases]
+    return {**result, "rows": rows, "cases": {case: result["cases"][case] for case in cases}}
 
 
-def plot_quality(found: list[dict[str, Any]]) -> Figure:
+def plot_quality(result: list[dict[str, Any]]) -> Figure:
     """Every seed of every case as a dot, the first case's spread as a band."""
-    cases = dict.fromkeys(case for one in found for case in one["cases"])
-    figure = Figure(figsize=(9, 2.1 * len(found)), layout="constrained")
-    grid: Any = figure.subplots(len(found), len(METRIC_LABELS), squeeze=False, sharey=False)
-    for row, one in zip(grid, found):
-        here = [case for case in cases if case in one["cases"]]
+    cases = dict.fromkeys(case for one in result for case in one["cases"])
+    figure = Figure(figsize=(9, 2.1 * len(result)), layout="constrained")
+    grid: Any = figure.subplots(len(result), len(METRIC_LABELS), squeeze=False, sharey=False)
+    for row, one in zip(grid, result):
+        local = [case for case in cases if case in one["cases"]]
         for axes, (name, label) in zip(row, METRIC_LABELS.items()):
-            _plot_dots(axes, one["rows"], here, name)
+            _plot_dots(axes, one["rows"], local, name)
             axes.set_title(f"{one['recipe']}, {one['ranks']} ranks: {label}", fontsize=8, loc="left")
         for axes in row[1:]:
             axes.set_yticklabels([])
@@ -121,26 +121,26 @@ def _plot_dots(axes: Axes, rows: list[dict[str, Any]], cases: list[str], name: s
     axes.set_ylim(len(cases) - 0.5, -0.5)
 
 
-def plot_lags(found: dict[str, Any]) -> Figure:
+def plot_lags(result: dict[str, Any]) -> Figure:
     """Quality by how old what D or G saw was, and by how old both were together."""
     figure = Figure(figsize=(9, 2.8), layout="constrained")
     grid: Any = figure.subplots(1, 2, sharey=True)
-    fd = {row["case"]: row["fd"] for row in reversed(found["rows"])}  # the first seed
-    band = [row["fd"] for row in found["rows"] if row["case"] == "alternating"]
+    fd = {row["case"]: row["fd"] for row in reversed(result["rows"])}  # the first seed
+    band = [row["fd"] for row in result["rows"] if row["case"] == "alternating"]
     points: dict[tuple[int, int, bool], float] = {}
     for case, value in fd.items():
         ages = re.fullmatch(r"(\d+), (\d+)(, plain)?", case)
         if ages:
             points[int(ages[1]), int(ages[2]), not ages[3]] = value
-    for ahead, colour, said in ((False, THEIRS_COLOR, "plain"), (True, OURS_COLOR, "looking ahead by 2")):
+    for prefetched, colour, expected in ((False, THEIRS_COLOR, "plain"), (True, OURS_COLOR, "looking ahead by 2")):
         for who, mark, whose in ((0, "o", "D's images"), (1, "^", "G's critic")):
-            line = sorted((p[who], v) for p, v in points.items() if p[2] == ahead and p[1 - who] == 0)
-            grid[0].plot(*zip(*line), mark + "-", ms=4, color=colour, label=f"{whose}, {said}")
+            line = sorted((p[who], v) for p, v in points.items() if p[2] == prefetched and p[1 - who] == 0)
+            grid[0].plot(*zip(*line), mark + "-", ms=4, color=colour, label=f"{whose}, {expected}")
     grid[0].set_xlabel("rounds old, the other 0")
     grid[0].set_ylabel(METRIC_LABELS["fd"])
-    for (fakes, critic, ahead), value in points.items():
+    for (fakes, critic, prefetched), value in points.items():
         mark = "s" if fakes and critic else "o" if fakes or not critic else "^"
-        grid[1].plot(fakes + critic, value, mark, ms=5, color=OURS_COLOR if ahead else THEIRS_COLOR, alpha=0.8)
+        grid[1].plot(fakes + critic, value, mark, ms=5, color=OURS_COLOR if prefetched else THEIRS_COLOR, alpha=0.8)
     grid[1].set_xlabel("rounds old, both together; squares: both are")
     for axes in grid:
         axes.axhspan(min(band), max(band), color=SPREAD_COLOR)
@@ -155,7 +155,7 @@ def plot_prediction(rows: Sequence[dict[str, Any]]) -> Figure:
     """Predicted against measured, and how far off."""
     figure = Figure(figsize=(7, 3.4), layout="constrained")
     grid: Any = figure.subplots(1, 2, width_ratios=(2, 1))
-    axes, beside = grid
+    axes, adjacent = grid
     kinds = {"sync": "o", "gossip": "^", "async": "s", "async-gossip": "D", "quantized": "v"}
     for kind, mark in kinds.items():
         some = [row for row in rows if row["strategy"].split("+")[0] == kind]
@@ -174,9 +174,9 @@ def plot_prediction(rows: Sequence[dict[str, Any]]) -> Figure:
         axis.set_minor_formatter(NullFormatter())
     axes.legend(fontsize=7)
     errors = sorted(100 * abs(row["error"]) for row in rows)
-    beside.plot(errors, [100 * (i + 1) / len(errors) for i in range(len(errors))], color=OURS_COLOR)
-    beside.axvline(10, color=LIMIT_COLOR, lw=1)
-    beside.set(xlabel="error, %", ylabel="of the configurations, %", xlim=(0, None), ylim=(0, 100))
+    adjacent.plot(errors, [100 * (i + 1) / len(errors) for i in range(len(errors))], color=OURS_COLOR)
+    adjacent.axvline(10, color=LIMIT_COLOR, lw=1)
+    adjacent.set(xlabel="error, %", ylabel="of the configurations, %", xlim=(0, None), ylim=(0, 100))
     return figure
 
 

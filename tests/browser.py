@@ -53,15 +53,15 @@ class Browser:
         self._profile = tempfile.TemporaryDirectory(prefix="paragan-browser-", ignore_cleanup_errors=True)
         read, self._out = os.pipe()
         self._in, write = os.pipe()
-        theirs = [fcntl.fcntl(end, fcntl.F_DUPFD, 10) for end in (read, write)]  # clear of 3 and 4, where it looks
+        reference = [fcntl.fcntl(end, fcntl.F_DUPFD, 10) for end in (read, write)]  # clear of 3 and 4, where it looks
         command = [path, *CHROMIUM_FLAGS, f"--user-data-dir={self._profile.name}", "about:blank"]
         self._process = subprocess.Popen(
-            ["bash", "-c", 'exec "$@" 3<&{} 4>&{}'.format(*theirs), "bash", *command],
-            pass_fds=theirs,
+            ["bash", "-c", 'exec "$@" 3<&{} 4>&{}'.format(*reference), "bash", *command],
+            pass_fds=reference,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
-        for end in (read, write, *theirs):
+        for end in (read, write, *reference):
             os.close(end)
         self._message_ids, self._buffer, self.events = itertools.count(1), b"", list[dict[str, Any]]()
 
@@ -88,8 +88,8 @@ class Browser:
     def send(self, method: str, session: str = "", **parameters: Any) -> int:
         """Send a command, and return the number that its answer will have."""
         number = next(self._message_ids)
-        told = {"id": number, "method": method, "params": parameters} | ({"sessionId": session} if session else {})
-        os.write(self._out, json.dumps(told).encode() + b"\0")
+        reported = {"id": number, "method": method, "params": parameters} | ({"sessionId": session} if session else {})
+        os.write(self._out, json.dumps(reported).encode() + b"\0")
         return number
 
     def wait_for_event(self, method: str, session: str) -> dict[str, Any]:
@@ -155,8 +155,10 @@ class Tab:
     @property
     def requests(self) -> list[str]:
         """What was asked for beyond the page itself."""
-        told = (e["params"]["request"]["url"] for e in self._events("Network.requestWillBeSent", "Fetch.requestPaused"))
-        return [*dict.fromkeys(url for url in told if url != self.address and not url.startswith("data:"))]
+        reported = (
+            e["params"]["request"]["url"] for e in self._events("Network.requestWillBeSent", "Fetch.requestPaused")
+        )
+        return [*dict.fromkeys(url for url in reported if url != self.address and not url.startswith("data:"))]
 
     @property
     def console_messages(self) -> list[Any]:
@@ -170,9 +172,9 @@ class Tab:
 
     def evaluate(self, expression: str) -> Any:
         """Of an expression of JavaScript."""
-        found = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
-        assert "exceptionDetails" not in found, found
-        return found["result"].get("value")
+        result = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+        assert "exceptionDetails" not in result, result
+        return result["result"].get("value")
 
     def wait_until(self, expression: str) -> None:
         """Return when it is true."""

@@ -22,9 +22,9 @@ def random_images(count: int, side: int = 8, seed: int = 0) -> np.ndarray:  # [N
     return np.random.default_rng(seed).integers(0, 256, (count, side, side, 3), np.uint8)
 
 
-def encode_image(pixels: np.ndarray, kind: str = "PNG", **how) -> bytes:
+def encode_image(pixels: np.ndarray, kind: str = "PNG", **options) -> bytes:
     file = io.BytesIO()
-    Image.fromarray(pixels).save(file, kind, **how)
+    Image.fromarray(pixels).save(file, kind, **options)
     return file.getvalue()
 
 
@@ -65,9 +65,9 @@ def fingerprint(source) -> bytes:
     return b"".join(source.fingerprint_parts())
 
 
-def open_error(where, **how) -> str:
+def open_error(where, **options) -> str:
     with pytest.raises(UsageError) as caught:
-        open_source(str(where), **how)
+        open_source(str(where), **options)
     message = str(caught.value)
     assert "\n" not in message
     assert message.startswith("data: ")
@@ -101,8 +101,8 @@ def _pickle_python2_value(value) -> bytes:
     shape = b"(" + b"".join(map(_pickle_python2_value, value.shape)) + b"t"
     kind = b"cnumpy\ndtype\n" + _binstring(code.encode()) + b"K\x00K\x01\x87R(K\x03" + _binstring(order.encode())
     kind += b"NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
-    made = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85U\x01b\x87R"
-    return made + b"(K\x01" + shape + kind + b"\x89" + _binstring(value.tobytes()) + b"tb"
+    build = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85U\x01b\x87R"
+    return build + b"(K\x01" + shape + kind + b"\x89" + _binstring(value.tobytes()) + b"tb"
 
 
 def _binstring(data: bytes) -> bytes:

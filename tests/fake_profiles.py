@@ -29,7 +29,7 @@ def make_profile(g_s=0.02, d_s=0.03, params=300_000, noise=None, memory=()):
 
 
 def make_run(batch=64, lanes=8):
-    found = get_recipe("digits")
-    data = dataclasses.replace(found.data, resolution=8, channels=1)
-    device = dataclasses.replace(found.device, precision="float32")
-    return dataclasses.replace(found, data=data, device=device, lanes=lanes, batch=batch)
+    result = get_recipe("digits")
+    data = dataclasses.replace(result.data, resolution=8, channels=1)
+    device = dataclasses.replace(result.device, precision="float32")
+    return dataclasses.replace(result, data=data, device=device, lanes=lanes, batch=batch)

@@ -157,10 +157,10 @@ def make_npz(save: Callable = np.savez, **arrays) -> bytes:
     return file.getvalue()
 
 
-def make_h5(**how) -> bytes:
+def make_h5(**options) -> bytes:
     file = io.BytesIO()
-    with h5py.File(file, "w", libver=how.pop("libver", "earliest")) as stored:
-        stored.create_dataset("imgs", data=np.ascontiguousarray(IMAGES.transpose(0, 3, 1, 2)), **how)
+    with h5py.File(file, "w", libver=options.pop("libver", "earliest")) as stored:
+        stored.create_dataset("imgs", data=np.ascontiguousarray(IMAGES.transpose(0, 3, 1, 2)), **options)
         stored["labels"] = LABELS
     return file.getvalue()
 
@@ -187,9 +187,9 @@ SINGLE_IMAGES: Files = {
 def write_images(rng: Rng, folder: Path) -> Path:
     kinds = list(SINGLE_IMAGES)
     for name in "abc":
-        kind, said = rng.choice(kinds), rng.choice(kinds)
+        kind, expected = rng.choice(kinds), rng.choice(kinds)
         data = oversized_image(rng, kind) if rng.random() < 0.3 else mutate(rng, SINGLE_IMAGES[kind])
-        (folder / f"{name}.{said if rng.random() < 0.3 else kind}").write_bytes(data)
+        (folder / f"{name}.{expected if rng.random() < 0.3 else kind}").write_bytes(data)
     return folder
 
 
@@ -244,7 +244,7 @@ def write_dataset_json(rng: Rng, folder: Path) -> Path:
 
 
 def write_h5(rng: Rng, folder: Path) -> Path:
-    how = rng.choice(
+    options = rng.choice(
         (
             {},
             {"chunks": (2, 3, 8, 8)},
@@ -253,7 +253,7 @@ def write_h5(rng: Rng, folder: Path) -> Path:
             {"libver": "latest"},
         )
     )
-    return write_file(folder / rng.choice(("a.h5", "a.hdf5")), mutate(rng, make_h5(**how)))
+    return write_file(folder / rng.choice(("a.h5", "a.hdf5")), mutate(rng, make_h5(**options)))
 
 
 def write_pickles(rng: Rng, folder: Path) -> Path:
@@ -343,10 +343,10 @@ def arrow_files() -> Files:
         datasets.disable_progress_bars()
         features = datasets.Features(image=datasets.Image(), label=datasets.ClassLabel(names=["a", "b", "c"]))
         rows = {"image": [{"bytes": data, "path": None} for data in PNGS], "label": LABELS}
-        made = Path("arrow")  # the working folder is in FOLDER
-        datasets.Dataset.from_dict(rows, features).save_to_disk(str(made))
-        _ARROW.update({path.name: path.read_bytes() for path in made.iterdir()})
-        shutil.rmtree(made)
+        build = Path("arrow")  # the working folder is in FOLDER
+        datasets.Dataset.from_dict(rows, features).save_to_disk(str(build))
+        _ARROW.update({path.name: path.read_bytes() for path in build.iterdir()})
+        shutil.rmtree(build)
     return _ARROW
 
 
@@ -367,12 +367,12 @@ def write_mixed_folder(rng: Rng, folder: Path) -> Path:
         *("data_batch_1", "train", "meta", "dataset_dict.json", "paragan-index.npz", "classes.json", "cat/a.png", "x"),
         *("batches.meta", "train/a.png", "g.hdf5", ".hidden.png", "new\nline.png", "cat/\x1b[1m.png"),
     ]
-    chosen = rng.sample(names, rng.randrange(1, 6))
-    for name in chosen:
+    selected = rng.sample(names, rng.randrange(1, 6))
+    for name in selected:
         path = folder / name
         if not any(part.is_file() for part in path.parents) and not path.is_dir():
             write_file(path, rng.choice(wholes))
-    return folder / rng.choice(("", "", *chosen, "*.tar", "x-{0..3}.tar", "{5..1}.tar", "*/a.tar"))
+    return folder / rng.choice(("", "", *selected, "*.tar", "x-{0..3}.tar", "{5..1}.tar", "*/a.tar"))
 
 
 CASES: dict[str, tuple[Callable[[Rng, Path], Path], int]] = {
@@ -421,10 +421,10 @@ def try_open(where: Path, cache: Path, labels: bool) -> str:
 
 
 def error_kind(error: Exception) -> str:
-    said = str(error)
-    assert said, "an error that says nothing"
-    assert said.isprintable(), f"not on one line: {said!r}"
-    assert len(said) < 2000, f"a long line: {said[:300]}"
+    expected = str(error)
+    assert expected, "an error that says nothing"
+    assert expected.isprintable(), f"not on one line: {expected!r}"
+    assert len(expected) < 2000, f"a long line: {expected[:300]}"
     return type(error).__name__
 
 
@@ -442,7 +442,7 @@ def run_case(name: str, folder: Path) -> dict:
         place_.mkdir()
         where = make(rng, place_)
         sys.stderr.write(f"{name} {number}\n")
-        begun = time.monotonic()
+        started_at = time.monotonic()
         signal.setitimer(signal.ITIMER_REAL, INPUT_TIMEOUT_S)
         try:
             with warnings.catch_warnings(record=True) as warned:
@@ -453,12 +453,12 @@ def run_case(name: str, folder: Path) -> dict:
             wrong.append(f"{name} {number}: {' | '.join(traceback.format_exc().splitlines()[-8:])}")
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
-        slowest = max(slowest, time.monotonic() - begun)
-    made = sorted(path for path in list_paths(folder) - before if not path.startswith(str(folder / "cache")))
+        slowest = max(slowest, time.monotonic() - started_at)
+    build = sorted(path for path in list_paths(folder) - before if not path.startswith(str(folder / "cache")))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
     seconds = round(time.monotonic() - started, 2)
     about = {"block": name, "count": count, "seconds": seconds, "slowest": round(slowest, 3), "peak_mb": peak}
-    return {**about, "ends": ends, "wrong": wrong[:20], "many_wrong": len(wrong), "made": made}
+    return {**about, "ends": ends, "wrong": wrong[:20], "many_wrong": len(wrong), "made": build}
 
 
 def raise_timeout(*_) -> None:

@@ -129,24 +129,24 @@ def run_server(folder: Path, network: CongestedNetwork) -> Iterator[CongestedSer
 
 
 def make_bursts(
-    seconds: float, seed: int, *, calm_s: float, length_s: tuple[float, float], interval_s: tuple[float, float]
+    seconds: float, seed: int, *, quiet_s: float, length_s: tuple[float, float], interval_s: tuple[float, float]
 ) -> Bursts:
     """When the network is congested: never in the first `calm_s`; then for `lasting`, `apart` from each other."""
-    chance, found, at = random.Random(seed), [], calm_s
+    chance, result, at = random.Random(seed), [], quiet_s
     while at < seconds:
         end = at + chance.uniform(*length_s)
-        found.append((round(at, 3), round(end, 3)))
+        result.append((round(at, 3), round(end, 3)))
         at = end + chance.uniform(*interval_s)
-    return found
+    return result
 
 
 def measure_network(server: CongestedServer, name: str, size: int, read: int) -> dict[str, dict[str, float]]:
     """What the network does, in the calm and in a burst, to ranges of `read` bytes and to a file of `size` bytes."""
-    found = {}
+    result = {}
     for state, when in (("calm", NEVER), ("congested", ALWAYS)):
         server.restart(when)
-        ms = sorted(1000 * took for took in _time_requests(f"{server.url}/{name}", size, read, 100))
-        found[state] = {
+        ms = sorted(1000 * elapsed_s for elapsed_s in _time_requests(f"{server.url}/{name}", size, read, 100))
+        result[state] = {
             "latency_ms_p50": round(statistics.median(ms), 2),
             "latency_ms_p99": round(ms[98], 2),
             "one_connection_mb_s": round(_mb_s(lambda: _read_bytes_within(f"{server.url}/{name}", 2.0)), 3),
@@ -154,7 +154,7 @@ def measure_network(server: CongestedServer, name: str, size: int, read: int) ->
             "ranges_of_32_connections_a_second": round(_ranges_per_s(server, name, size, read), 1),
         }
     server.restart(NEVER)
-    return found
+    return result
 
 
 def _time_requests(url: str, size: int, read: int, count: int) -> Iterator[float]:

@@ -46,27 +46,27 @@ def measure_contestant(
 ) -> dict[str, Any]:
     """Let a contestant play, and say what it took."""
     context = multiprocessing.get_context("spawn")
-    here, there = context.Pipe()
+    local, remote = context.Pipe()
     server.restart(())
-    child = context.Process(target=_contestant_main, args=(name, options, server.url, shards, play, there))
+    child = context.Process(target=_contestant_main, args=(name, options, server.url, shards, play, remote))
     child.start()
-    there.close()
+    remote.close()
     try:
         assert child.pid is not None
-        _receive(here)  # imported
+        _receive(local)  # imported
         memory = PeakProcessMemory(child.pid)
-        start_s = _receive(here)  # warmed up
+        start_s = _receive(local)  # warmed up
         server.restart(play.bursts)
-        here.send("go")
-        cpu, timeline = cpu_s(child.pid), _record_timeline(server, here, memory)
-        found = here.recv()
+        local.send("go")
+        cpu, timeline = cpu_s(child.pid), _record_timeline(server, local, memory)
+        result = local.recv()
         used = cpu_s(child.pid) - cpu
-        here.send("end")
+        local.send("end")
     finally:
         child.join(20)
         child.kill()
     return {
-        **_summarize(found, play),
+        **_summarize(result, play),
         "start_s": start_s,
         "cpu_s": used,
         "memory_mb": memory.peak,
@@ -90,8 +90,8 @@ def _record_timeline(server: CongestedServer, pipe: Connection, memory: PeakProc
     return rows
 
 
-def _summarize(found: dict[str, Any], play: ContestOptions) -> dict[str, Any]:
-    waits = found["waits"]  # (begin, seconds) each
+def _summarize(result: dict[str, Any], play: ContestOptions) -> dict[str, Any]:
+    waits = result["waits"]  # (begin, seconds) each
     seconds = [wait for _, wait in waits]
     ordered, end = sorted(seconds), play.seconds
     inside = sum(max(0.0, min(b + w, stop) - max(b, start)) for b, w in waits for start, stop in play.bursts)
@@ -108,7 +108,7 @@ def _summarize(found: dict[str, Any], play: ContestOptions) -> dict[str, Any]:
             "max": 1000 * ordered[-1],
         },
         "images_s": loaders.BATCH * len(waits) / end,
-        **found,
+        **result,
     }
 
 

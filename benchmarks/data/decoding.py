@@ -75,16 +75,16 @@ def _interleave_feeds(plays: dict[str, Callable[[int], None]], batches: int, rou
 
 
 def _summarize(times: Times) -> dict[str, Any]:
-    found = {}
+    result = {}
     for name, ms in times.ms.items():
         rates = sorted(1000 * BATCH / one for one in ms)
-        found[name] = {
+        result[name] = {
             "images_s": {"median": float(np.median(rates)), "range": [rates[0], rates[-1]]},
             "of_the_limit": times.ratio("decoder alone", name).median,
             "ours_is_faster": times.ratio(name, "ours").median,
             "rounds_ms_a_batch": list(ms),
         }
-    return found
+    return result
 
 
 def _take_batches(feed: Feed) -> Callable[[int], None]:

@@ -43,24 +43,24 @@ class Feed:
 # Ours -----------------------------------------------------------------------------------------------------
 
 
-def make_ours(where: str, shards: Shards, **feed: int) -> Feed:
+def make_paragan(where: str, shards: Shards, **feed: int) -> Feed:
     """As `paragan train --data WHERE` reads them, with nothing set by hand; without the cache on disk, which no other
     has: every image comes from the server."""
     lanes = _make_lanes(where, shards, feed)
 
     def batches() -> Batches:
         while True:
-            for hand in lanes.next_micro_batches():
-                assert hand.labels is not None
-                yield hand.images, hand.labels
+            for worker in lanes.next_micro_batches():
+                assert worker.labels is not None
+                yield worker.images, worker.labels
 
-    def told(name: str) -> Callable[[], float | None]:
+    def reported(name: str) -> Callable[[], float | None]:
         return lambda: lanes.stats().get(f"Data/{name}")
 
-    return Feed(batches(), told("ready"), told("workers"), lanes.close)
+    return Feed(batches(), reported("ready"), reported("workers"), lanes.close)
 
 
-def make_ours_uint8(where: str, shards: Shards, **feed: Any) -> Feed:
+def make_paragan_uint8(where: str, shards: Shards, **feed: Any) -> Feed:
     """What goes to a device, uint8 [64, R, R, 3], from the same pipeline."""
     lanes = _make_lanes(where, shards, feed)
     pipeline = PrefetchPipeline(cast(Any, lanes.images), lanes.iter_batch_indices(0), Ahead(**feed))
@@ -153,7 +153,7 @@ def _collate(samples: list[tuple[Tensor, int]]) -> tuple[Tensor, Tensor]:
 
 
 CONTESTANTS: dict[str, Callable[..., Feed]] = {
-    "ours": make_ours,
+    "ours": make_paragan,
     "dataloader": make_dataloader,
     "webdataset": make_webdataset,
 }

@@ -47,31 +47,31 @@ def benchmark_congestion(options: argparse.Namespace) -> dict[str, Any]:
         options.seconds, options.seed, calm_s=options.calm, length_s=options.burst, interval_s=options.apart
     )
     play = waiting.ContestOptions(options.seconds, options.step_ms, options.real, when)
-    found: dict[str, Any] = {"network": dataclasses.asdict(network), "play": dataclasses.asdict(play)}
+    result: dict[str, Any] = {"network": dataclasses.asdict(network), "play": dataclasses.asdict(play)}
     with tempfile.TemporaryDirectory() as folder:
         data = shards.write_shards(options.images, Path(folder), 64)
         with run_server(Path(folder), network) as server:
             size = (Path(folder) / data.names[0]).stat().st_size
-            found |= {
+            result |= {
                 "data": data.describe(),
                 "checked": measure_network(server, data.names[0], size, int(data.size.mean())),
             }
-            print(json.dumps(found["checked"], indent=1), flush=True)
+            print(json.dumps(result["checked"], indent=1), flush=True)
             contestants: dict[str, tuple[str, dict[str, int]]] = {
                 name: (name, {}) for name in ("ours", "dataloader", "webdataset")
             }
             if options.search_seconds:
-                found["search"] = search_dataloader(
+                result["search"] = search_dataloader(
                     server, data, dataclasses.replace(play, seconds=options.search_seconds)
                 )
-                best = found["search"][0]
+                best = result["search"][0]
                 contestants[BEST_DATALOADER] = (
                     "dataloader",
                     {"workers": best["workers"], "prefetch": best["prefetch"]},
                 )
-            chosen = {name: one for name, one in contestants.items() if name in (options.only or contestants)}
-            found["contestants"] = run_interleaved(server, data, play, chosen, options.rounds)
-    return found
+            selected = {name: one for name, one in contestants.items() if name in (options.only or contestants)}
+            result["contestants"] = run_interleaved(server, data, play, selected, options.rounds)
+    return result
 
 
 def search_dataloader(
@@ -93,37 +93,37 @@ def run_interleaved(
     server: CongestedServer,
     data: shards.Shards,
     play: waiting.ContestOptions,
-    chosen: dict[str, tuple[str, dict[str, int]]],
+    selected: dict[str, tuple[str, dict[str, int]]],
     rounds: int,
 ) -> dict[str, Any]:
     """A block each a round, all over the same bursts; time lines are kept of the first round."""
-    found: dict[str, Any] = {label: {"options": one[1], "rounds": []} for label, one in chosen.items()}
-    names = list(chosen)
+    result: dict[str, Any] = {label: {"options": one[1], "rounds": []} for label, one in selected.items()}
+    names = list(selected)
     for r in range(rounds):
         for label in names[r % len(names) :] + names[: r % len(names)]:
-            name, options = chosen[label]
+            name, options = selected[label]
             one = waiting.measure_contestant(name, options, server, data, play)
             lines = {part: one.pop(part) for part in ("timeline", "gauges", "waits")}
-            found[label] |= {} if r else lines
-            found[label]["rounds"].append(one)
-            shown = f"waits {one['share']:.1%}, {one['images_s']:.0f} images/s, {one['memory_mb']:.0f} MB"
-            print(f"round {r + 1}, {label}: {shown}", flush=True)
-    for one in found.values():
+            result[label] |= {} if r else lines
+            result[label]["rounds"].append(one)
+            displayed = f"waits {one['share']:.1%}, {one['images_s']:.0f} images/s, {one['memory_mb']:.0f} MB"
+            print(f"round {r + 1}, {label}: {displayed}", flush=True)
+    for one in result.values():
         one["share"] = statistics.median(row["share"] for row in one["rounds"])
-    return found
+    return result
 
 
 # Decoding -------------------------------------------------------------------------------------------------
 
 
 def benchmark_decode(options: argparse.Namespace) -> dict[str, Any]:
-    found: dict[str, Any] = {"sizes": []}
+    result: dict[str, Any] = {"sizes": []}
     for resolution, count, batches in ((64, 8192, 512), (256, 2048, 96)):
         with tempfile.TemporaryDirectory() as folder:
             data = shards.write_shards(options.images, Path(folder), resolution, count)
-            found["sizes"].append(decoding.measure(Path(folder), data, batches, options.rounds))
-        print(format_table(DECODE_HEAD, decode_rows(found["sizes"][-1])), flush=True)
-    return found
+            result["sizes"].append(decoding.measure(Path(folder), data, batches, options.rounds))
+        print(format_table(DECODE_HEAD, decode_rows(result["sizes"][-1])), flush=True)
+    return result
 
 
 # Tables and the plot --------------------------------------------------------------------------------------
@@ -135,19 +135,19 @@ WAIT_HEAD = (
 )  # fmt: skip
 
 
-def decode_rows(found: dict[str, Any]) -> list[list[str]]:
+def decode_rows(result: dict[str, Any]) -> list[list[str]]:
     rows = []
-    for name, one in found["contestants"].items():
+    for name, one in result["contestants"].items():
         rates = (one["images_s"]["median"], *one["images_s"]["range"])
         shares = [f"{one['of_the_limit']:.0%}", f"{one['ours_is_faster']:.2f}x"]
-        rows.append([f"{found['data']['resolution']} px, {name}", *(f"{rate:,.0f}" for rate in rates), *shares])
+        rows.append([f"{result['data']['resolution']} px, {name}", *(f"{rate:,.0f}" for rate in rates), *shares])
     return rows
 
 
-def wait_rows(found: dict[str, Any]) -> list[list[str]]:
+def wait_rows(result: dict[str, Any]) -> list[list[str]]:
     """Medians over rounds."""
     rows = []
-    for label, one in found["contestants"].items():
+    for label, one in result["contestants"].items():
         shares = [row["share"] for row in one["rounds"]]
 
         def median(read: Any, rounds: list[dict[str, Any]] = one["rounds"]) -> float:
@@ -201,10 +201,10 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that nginx ends with it
     about = {"machine": describe_machine(), "command": f"pipeline.py {' '.join(sys.argv[1:])}"}
     print(format_machine(about["machine"]), flush=True)
-    found = {**about, **options.run(options)}
+    result = {**about, **options.run(options)}
     if options.run is benchmark_congestion:
-        print(format_table(WAIT_HEAD, wait_rows(found)))
-    return save_json(options.json, found)
+        print(format_table(WAIT_HEAD, wait_rows(result)))
+    return save_json(options.json, result)
 
 
 def _about_congestion(sub: argparse.ArgumentParser) -> None:

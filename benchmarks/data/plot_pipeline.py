@@ -15,22 +15,22 @@ CONTESTANT_LABELS = {"ours": "ours", "dataloader": "torch's DataLoader (2 worker
 FETCHES_COLOR = "#e09f3e"  # beside OURS: told apart by the colour-blind, and in grey
 
 
-def plot_pipeline(found: dict[str, Any]) -> Figure:
+def plot_pipeline(result: dict[str, Any]) -> Figure:
     """A column a contestant; time runs to the right; bursts are shaded."""
     picture = Figure(figsize=(9, 6.2), layout="constrained")
     grid: Any = picture.subplots(4, len(CONTESTANT_LABELS), sharex=True, sharey="row", height_ratios=(3, 4, 2, 3))
     for column, (name, title) in zip(grid.T, CONTESTANT_LABELS.items()):
-        one = found["contestants"][name]
+        one = result["contestants"][name]
         column[0].set_title(f"{title}: waits {one['rounds'][0]['share']:.1%}", fontsize=9, loc="left")
         _plot_latency(column[0], one)
         _plot_ready(column[1], one)
         _plot_workers(column[2], one)
-        _plot_wait(column[3], one, found["play"]["seconds"])
+        _plot_wait(column[3], one, result["play"]["seconds"])
         for axes in column:
-            for begin, end in found["play"]["bursts"]:
-                axes.axvspan(begin, min(end, found["play"]["seconds"]), color=SPREAD_COLOR, lw=0, zorder=0)
+            for begin, end in result["play"]["bursts"]:
+                axes.axvspan(begin, min(end, result["play"]["seconds"]), color=SPREAD_COLOR, lw=0, zorder=0)
         column[3].set_xlabel("seconds; shaded: congested")
-        column[3].set_xlim(0, found["play"]["seconds"])
+        column[3].set_xlim(0, result["play"]["seconds"])
     labels = ("latency of a\nrequest, ms", "batches ready,\nfetches under way", "workers", "waited so far, s")
     for axes, label in zip(grid[:, 0], labels):
         axes.set_ylabel(label)
@@ -64,6 +64,8 @@ def _plot_wait(axes: Axes, one: dict[str, Any], seconds: float) -> None:
     axes.plot(at, [0.0, *itertools.chain.from_iterable(zip([0.0, *grown], grown)), grown[-1]], color=LIMIT_COLOR)
 
 
-def _plot_series(axes: Axes, rows: list[dict[str, Any]], name: str, **how: Any) -> None:
+def _plot_series(axes: Axes, rows: list[dict[str, Any]], name: str, **options: Any) -> None:
     """Gaps where it is not known."""
-    axes.plot([row["s"] for row in rows], [math.nan if row[name] is None else row[name] for row in rows], lw=1.2, **how)
+    axes.plot(
+        [row["s"] for row in rows], [math.nan if row[name] is None else row[name] for row in rows], lw=1.2, **options
+    )

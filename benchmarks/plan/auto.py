@@ -48,9 +48,9 @@ def rank_main(world: World, report: Any) -> None:
     images = load_dataset(run.data)
     run = resolve(run, images)
     start = time.perf_counter()
-    chosen = choose_strategy(run, images, world, RunDirRequest(Path("/nowhere"), None, "never"), RunConsole(False))
-    report({"about": list(chosen.reasons), "took_s": time.perf_counter() - start})
-    name = chosen.reasons[0].removeprefix("strategy: ").split(": ")[0]
+    selected = choose_strategy(run, images, world, RunDirRequest(Path("/nowhere"), None, "never"), RunConsole(False))
+    report({"about": list(selected.reasons), "took_s": time.perf_counter() - start})
+    name = selected.reasons[0].removeprefix("strategy: ").split(": ")[0]
     names = _candidate_names(run, world)
     report({"chosen": name, "names": names})
     contest = {name: Contestant(_make_session(run, name, images, world)) for name in names}
@@ -70,8 +70,8 @@ def _candidate_names(run: Run, world: World) -> list[str]:
 
     even = (TurnProfile(64, (0.0,) * 16, 1.0, 1.0),)
     profile = Profile("", "", DeviceInfo("", "", 1, "", 0.0, 1, "", ""), (1, 1), 1.0, even, even)
-    found = comparable_candidates(Auto(), None, profile, run, world.size)
-    return [one.name for one in found if not find_limits(one.strategy, world.size, 0.0)]
+    result = comparable_candidates(Auto(), None, profile, run, world.size)
+    return [one.name for one in result if not find_limits(one.strategy, world.size, 0.0)]
 
 
 def _make_session(run: Run, name: str, images: Dataset, world: World) -> Session:
@@ -109,14 +109,14 @@ def main() -> None:
     parser.add_argument("--ranks", default=",".join(map(str, RANK_COUNTS)))
     parser.add_argument("--json")
     options = parser.parse_args()
-    found = {"machine": timing.describe_machine(), "margin": MARGIN, "rows": list[dict[str, Any]]()}
+    result = {"machine": timing.describe_machine(), "margin": MARGIN, "rows": list[dict[str, Any]]()}
     for ranks in map(int, options.ranks.split(",")):
         row = time_strategies(ranks)
-        found["rows"].append(row)
+        result["rows"].append(row)
         print(f"{ranks} ranks: auto chose {row['chosen']}, best is {row['best']}: {row['slower']:+.1%}", flush=True)
         for name, seconds in row["seconds"].items():
             print(f"    {name:<50}{1000 * seconds:9.1f} ms a round")
-    timing.save_json(options.json, found)
+    timing.save_json(options.json, result)
 
 
 if __name__ == "__main__":

@@ -122,21 +122,21 @@ def measure_on_host(options: argparse.Namespace) -> None:
     """One host's part."""
     torch.set_num_threads(1)
     case = Case((), options.params, options.compute_ms, tuple(options.strategies.split(",")))
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     with World.join(LaunchInfo.from_environment(), torch.device("cpu"), 120.0) as world:
         links = measure_links(world) if world.size > 1 else Links(hosts=1, up=1e9, latency=0.0)
-        found["links"] = from_yaml(links_to_yaml(links), "links")
-        found["handling"] = _median_over_hosts(world, measure_codec_cost())
-        found["turns"] = [
+        result["links"] = from_yaml(links_to_yaml(links), "links")
+        result["handling"] = _median_over_hosts(world, measure_codec_cost())
+        result["turns"] = [
             _median_over_hosts(world, _measure_worker(world.size, case, many)) for many in (1, BATCH_FACTOR)
         ]
-        found["strategies"] = {}
+        result["strategies"] = {}
         for name in case.strategies:
-            found["strategies"][name] = _measure_throughput(world, case, name, options.seconds)
+            result["strategies"][name] = _measure_throughput(world, case, name, options.seconds)
             if world.is_main:
-                print(f"{name:<40}{1000 * found['strategies'][name]['step_s']:9.1f} ms", flush=True)
+                print(f"{name:<40}{1000 * result['strategies'][name]['step_s']:9.1f} ms", flush=True)
     if world.is_main:
-        Path(options.json).write_text(json.dumps(found, indent=1))
+        Path(options.json).write_text(json.dumps(result, indent=1))
     sys.stdout.flush()
     os._exit(0)  # threads of links that were left may still wait
 
@@ -158,14 +158,14 @@ def _measure_worker(ranks: int, case: Case, many: int) -> dict[str, float]:
     lanes = LANES
     game = make_emulated_game(case.params, case.compute_ms / 1000 / lanes, D_COMPUTE_SHARE, bucket_bytes(Sync().wire))
     role = Sync().role(game, World.solo(), lanes * many)
-    hands = [Batch(torch.zeros(lanes * many, 1), None, LaneRng(0, 0, role.share.lanes, 1))]
+    workers = [Batch(torch.zeros(lanes * many, 1), None, LaneRng(0, 0, role.share.lanes, 1))]
     times: dict[str, list[float]] = {}
     for step in range(4):
         for (turn,) in role.round:
             start, name = time.perf_counter(), turn.player.name
             turn.player.prepare_step(step)
             with turn.player.flat.exchanging(turn.exchange, step):
-                list(turn.backward(hands, step))
+                list(turn.backward(workers, step))
                 times.setdefault(f"{name} backward", []).append(time.perf_counter() - start)
             turn.player.step(step, 1)
             times.setdefault(f"{name} whole", []).append(time.perf_counter() - start)
@@ -177,20 +177,20 @@ def _measure_throughput(world: World, case: Case, name: str, seconds: float) -> 
     strategy, lanes = parse_strategy(name), LANES * world.size
     game = make_emulated_game(case.params, case.compute_ms / 1000 / LANES, D_COMPUTE_SHARE, bucket_bytes(strategy.wire))
     role = strategy.role(game, world, lanes)
-    hands = [Batch(torch.zeros(len(role.share.lanes), 1), None, LaneRng(0, 0, role.share.lanes, 1))]
+    workers = [Batch(torch.zeros(len(role.share.lanes), 1), None, LaneRng(0, 0, role.share.lanes, 1))]
     period = max(getattr(strategy, field, 1) for field in ("sync_period", "snapshot_every"))
     warm = period * -(-WARM_UP_ROUNDS // period)
     start = time.perf_counter()
     for step in range(warm):
-        play_role_round(role, hands, step)
+        play_role_round(role, workers, step)
     if role.drain:  # before all meet
         role.drain()
-    took = max(row[0] for row in _gather_row(world, [(time.perf_counter() - start) / warm]))
-    each = period * max(1, round(seconds / BLOCKS / took / period))
+    elapsed_s = max(row[0] for row in _gather_row(world, [(time.perf_counter() - start) / warm]))
+    each = period * max(1, round(seconds / BLOCKS / elapsed_s / period))
     marks = [time.perf_counter()]
     for block in range(BLOCKS):
         for step in range(warm + block * each, warm + (block + 1) * each):
-            play_role_round(role, hands, step)
+            play_role_round(role, workers, step)
         marks.append(time.perf_counter())
     if role.drain:
         role.drain()
@@ -221,43 +221,43 @@ def measure_case(case: Case, seconds: float) -> dict[str, Any]:
 # predicted ------------------------------------------------------------------------------------------------------------
 
 
-def make_profile(case: Case, found: dict[str, Any]) -> Profile:
+def make_profile(case: Case, result: dict[str, Any]) -> Profile:
     """The profile of the emulated worker, as it was measured alone; its gradients come as `emulated` makes them."""
     g, d = (1 - D_COMPUTE_SHARE) / 4, D_COMPUTE_SHARE / 8  # of a pass
     fills = {"G": [g + 2 * d + 2 * g * (i + 1) / NUM_READY_PARTS for i in range(NUM_READY_PARTS)]}
     fills["D"] = [g + 4 * d + 2 * d * (i + 1) / NUM_READY_PARTS for i in range(NUM_READY_PARTS)]
 
     def turn(name: str, row: dict[str, float]) -> TurnProfile:
-        backward, whole = row[f"{name} backward"], row[f"{name} whole"]
+        backward, full = row[f"{name} backward"], row[f"{name} whole"]
         ready = tuple(backward * at / fills[name][-1] for at in fills[name])
-        return TurnProfile(round(row["batch"]), ready, backward, whole)
+        return TurnProfile(round(row["batch"]), ready, backward, full)
 
     device = DeviceInfo("cpu", "emulated", 1, "float32", 1.0, 1, torch.__version__, "")
-    turns = {name: tuple(turn(name, row) for row in found["turns"]) for name in ("G", "D")}
+    turns = {name: tuple(turn(name, row) for row in result["turns"]) for name in ("G", "D")}
     params = (case.params - case.params // 2, case.params // 2)
-    return Profile("emulated", "", device, params, 0.0, turns["G"], turns["D"], codec_cost=found["handling"])
+    return Profile("emulated", "", device, params, 0.0, turns["G"], turns["D"], codec_cost=result["handling"])
 
 
-def predict_case(case: Case, found: dict[str, Any], name: str) -> Prediction:
-    links = from_dict(Links, found["links"])
+def predict_case(case: Case, result: dict[str, Any], name: str) -> Prediction:
+    links = from_dict(Links, result["links"])
     lanes = LANES * links.hosts
     data = DataOptions(resolution=1, channels=1, labels=False)
     run = dataclasses.replace(Run(), strategy=parse_strategy(name), batch=lanes, lanes=lanes, data=data)
     run = dataclasses.replace(run, device=dataclasses.replace(run.device, precision="float32"))
-    return predict(run, make_profile(case, found), links)
+    return predict(run, make_profile(case, result), links)
 
 
-def compare_case(name: str, case: Case, found: dict[str, Any]) -> list[dict[str, Any]]:
+def compare_case(name: str, case: Case, result: dict[str, Any]) -> list[dict[str, Any]]:
     """A row for every strategy."""
     rows = []
-    for strategy, row in found["strategies"].items():
-        said = predict_case(case, found, strategy)
-        ratio = said.step_s / row["step_s"]
-        spent = {reason: round(1000 * s, 1) for reason, s in said.breakdown_s.items()}
+    for strategy, row in result["strategies"].items():
+        expected = predict_case(case, result, strategy)
+        ratio = expected.step_s / row["step_s"]
+        spent = {reason: round(1000 * s, 1) for reason, s in expected.breakdown_s.items()}
         rows.append(
             {
                 "network": name, "strategy": strategy, "measured_ms": 1000 * row["step_s"],
-                "predicted_ms": 1000 * said.step_s, "error": ratio - 1, "spent_ms": spent,
+                "predicted_ms": 1000 * expected.step_s, "error": ratio - 1, "spent_ms": spent,
             }
         )  # fmt: skip
     return rows
@@ -285,21 +285,21 @@ def summarize(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def format_report(options: argparse.Namespace) -> None:
-    kept = json.loads(Path(options.json).read_text())
+    stored = json.loads(Path(options.json).read_text())
     rows: list[dict[str, Any]] = []
-    for name, laboratory in kept["laboratories"].items():
+    for name, laboratory in stored["laboratories"].items():
         if options.only in (None, name):
             rows += compare_case(name, CASES[name], laboratory["found"])
     for row in rows:
         times = f"{row['measured_ms']:9.1f}{row['predicted_ms']:9.1f}{row['error']:+8.1%}"
         print(f"{row['network']:<40}{row['strategy']:<36}{times}  {row['spent_ms']}")
-    said = summarize(rows)
-    for name, one in said.pop("choices").items():
+    summary = summarize(rows)
+    for name, one in summary.pop("choices").items():
         print(f"{name:<40}{one['chosen']:<36}best: {one['best']} ({one['behind']:+.1%})")
-    print(said)
+    print(summary)
     if options.only is None:
-        kept["rows"], kept["summary"] = rows, summarize(rows)
-        Path(options.json).write_text(json.dumps(kept, indent=1) + "\n")
+        stored["rows"], stored["summary"] = rows, summarize(rows)
+        Path(options.json).write_text(json.dumps(stored, indent=1) + "\n")
         if options.figure:
             from benchmarks.plots import plot_prediction, save_plot
 
@@ -310,13 +310,13 @@ def run_measure(options: argparse.Namespace) -> None:
     from benchmarks.lib.timing import describe_machine, format_machine, save_json
 
     path = Path(options.json)
-    kept = json.loads(path.read_text()) if path.exists() else {"machine": describe_machine(), "laboratories": {}}
-    print(format_machine(kept["machine"]))
+    stored = json.loads(path.read_text()) if path.exists() else {"machine": describe_machine(), "laboratories": {}}
+    print(format_machine(stored["machine"]))
     for name, case in CASES.items():
-        if options.only in (None, name) and name not in kept["laboratories"]:
+        if options.only in (None, name) and name not in stored["laboratories"]:
             print(f"\n{name}", flush=True)
-            kept["laboratories"][name] = measure_case(case, options.seconds)
-            save_json(options.json, kept)
+            stored["laboratories"][name] = measure_case(case, options.seconds)
+            save_json(options.json, stored)
 
 
 def run_scaling(options: argparse.Namespace) -> None:
@@ -324,20 +324,20 @@ def run_scaling(options: argparse.Namespace) -> None:
     from benchmarks.lib.timing import describe_machine, save_json
 
     path = Path(options.json)
-    kept = json.loads(path.read_text()) if path.exists() else {"machine": describe_machine(), "hosts": {}}
+    stored = json.loads(path.read_text()) if path.exists() else {"machine": describe_machine(), "hosts": {}}
     for hosts in (1, 2, 4, 8):
         case = Case(
             (f"--hosts={hosts}", "--rate=200mbit"), 1_000_000, 400, SCALING_STRATEGIES if hosts > 1 else ("sync",)
         )
-        if str(hosts) not in kept["hosts"]:
-            kept["hosts"][str(hosts)] = measure_case(case, options.seconds)
-        rows = compare_case(f"{hosts} hosts", case, kept["hosts"][str(hosts)]["found"])
-        alone = 1000 * kept["hosts"]["1"]["found"]["strategies"]["sync"]["step_s"]
+        if str(hosts) not in stored["hosts"]:
+            stored["hosts"][str(hosts)] = measure_case(case, options.seconds)
+        rows = compare_case(f"{hosts} hosts", case, stored["hosts"][str(hosts)]["found"])
+        single = 1000 * stored["hosts"]["1"]["found"]["strategies"]["sync"]["step_s"]
         for row in rows:
-            row |= {what: alone / row[f"{what}_ms"] for what in ("measured", "predicted")}
+            row |= {what: single / row[f"{what}_ms"] for what in ("measured", "predicted")}
             print(f"{hosts} {row['strategy']:<20}{row['measured']:8.1%}{row['predicted']:8.1%}", flush=True)
-        kept["hosts"][str(hosts)]["rows"] = rows
-        save_json(options.json, kept)
+        stored["hosts"][str(hosts)]["rows"] = rows
+        save_json(options.json, stored)
 
 
 def main() -> None:

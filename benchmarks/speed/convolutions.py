@@ -42,8 +42,8 @@ aten = torch.ops.aten
 
 
 def random_bf16(*shape: int) -> Tensor:
-    made = torch.randn(*shape).bfloat16()
-    return made.contiguous(memory_format=torch.channels_last) if len(shape) == 4 else made
+    build = torch.randn(*shape).bfloat16()
+    return build.contiguous(memory_format=torch.channels_last) if len(shape) == 4 else build
 
 
 def im2col(x: Tensor, kernel: int, stride: int) -> Tensor:
@@ -60,15 +60,15 @@ def conv_tflops(
 ) -> dict[str, Any]:
     """TFLOP/s of each form, the median over rounds in turns."""
     x, weight = random_bf16(images, channels, size, size), random_bf16(out, channels, kernel, kernel)
-    how = [stride] * 2, [1, 1], [1, 1], False, [0, 0], 1
-    slope = torch.randn_like(aten.convolution(x, weight, None, *how))
+    kind = [stride] * 2, [1, 1], [1, 1], False, [0, 0], 1
+    slope = torch.randn_like(aten.convolution(x, weight, None, *kind))
     rows = slope.permute(0, 2, 3, 1).reshape(-1, out)
 
-    def gradient(*wanted: bool) -> object:
-        return aten.convolution_backward(slope, x, weight, [0], *how, list(wanted))
+    def gradient(*target: bool) -> object:
+        return aten.convolution_backward(slope, x, weight, [0], *kind, list(target))
 
     forms = {
-        "forward": repeat_fn(lambda: aten.convolution(x, weight, None, *how)),
+        "forward": repeat_fn(lambda: aten.convolution(x, weight, None, *kind)),
         "of the images": repeat_fn(lambda: gradient(True, False, False)),
         "of the weights": repeat_fn(lambda: gradient(False, True, False)),
         "as a product": repeat_fn(lambda: rows.T @ im2col(x, kernel, stride)),
@@ -89,11 +89,11 @@ def main() -> int:
     a, b = random_bf16(PEAK_SIDE, PEAK_SIDE), random_bf16(PEAK_SIDE, PEAK_SIDE)
     product = interleave({"product": repeat_fn(lambda: a @ b)}, rounds=options.rounds, steps=3).spread("product")
     peak = 2 * PEAK_SIDE**3 / product.median / 1e9
-    found = {name: conv_tflops(*shape, options.rounds) for name, shape in SHAPES.items()}
-    rows = [[name, *(f"{rate:.2f}" for rate in own.values())] for name, own in found.items()]
-    header = ["", *next(iter(found.values()))]
+    result = {name: conv_tflops(*shape, options.rounds) for name, shape in SHAPES.items()}
+    rows = [[name, *(f"{rate:.2f}" for rate in private.values())] for name, private in result.items()]
+    header = ["", *next(iter(result.values()))]
     print(f"TFLOP/s; a product of {PEAK_SIDE} x {PEAK_SIDE} reaches {peak:.2f}\n{format_table(header, rows)}")
-    about = {"machine": where, "command": " ".join(sys.argv[1:]), "product": peak, "tflops": found}
+    about = {"machine": where, "command": " ".join(sys.argv[1:]), "product": peak, "tflops": result}
     save_json(options.json, about)
     return 0
 

@@ -53,11 +53,11 @@ def measure(nets: Any, spec: Spec, form: Any, folder: Path) -> dict[str, Any]:
     began = time.perf_counter()
     export_graphs(of, form, path)
     seconds = time.perf_counter() - began
-    ran, graph, apart = READERS[form](path), ExportedGenerator(frozen_copy(of.g)), 0.0
+    ran, graph, separate = READERS[form](path), ExportedGenerator(frozen_copy(of.g)), 0.0
     for count in BATCHES:
-        given = example_inputs(count, nets.latent, spec.classes)
-        apart = max(apart, float((ran(*given) - graph(*given)).abs().max()))
-    return {"nets": nets.name, "classes": spec.classes, "form": form, "apart": apart, "seconds": seconds}
+        provided = example_inputs(count, nets.latent, spec.classes)
+        separate = max(separate, float((ran(*provided) - graph(*provided)).abs().max()))
+    return {"nets": nets.name, "classes": spec.classes, "form": form, "apart": separate, "seconds": seconds}
 
 
 def main() -> None:
@@ -73,11 +73,11 @@ def main() -> None:
                 spec = Spec(options.resolution, 3, classes)
                 rows += [measure(nets, spec, form, Path(folder)) for form in SUFFIXES]
     command = f"benchmarks/speed/export_graph.py --resolution {options.resolution} --classes {options.classes}"
-    found = {"machine": describe_machine(), "command": command, "rows": rows}
-    print(format_machine(found["machine"]))
-    shown = [[r["nets"], r["classes"], r["form"], f"{r['apart']:.1e}", f"{r['seconds']:.1f}"] for r in rows]
-    print(format_table(["nets", "classes", "form", "apart", "seconds"], shown))
-    save_json(options.json, found)
+    result = {"machine": describe_machine(), "command": command, "rows": rows}
+    print(format_machine(result["machine"]))
+    displayed = [[r["nets"], r["classes"], r["form"], f"{r['apart']:.1e}", f"{r['seconds']:.1f}"] for r in rows]
+    print(format_table(["nets", "classes", "form", "apart", "seconds"], displayed))
+    save_json(options.json, result)
 
 
 if __name__ == "__main__":

@@ -134,14 +134,14 @@ def describe_environment() -> dict[str, str]:
 def measure_limits(bench: GpuBench) -> Results:
     """Best of ten, on random data (zeros would run faster)."""
     n = 256 if bench.tiny else 8192
-    found: Results = {}
+    result: Results = {}
     for name, dtype in (("bf16", torch.bfloat16), ("float32", torch.float32)):
         a, b = torch.randn(2, n, n, device=bench.device, dtype=dtype)
-        found[f"{name}_matmul_tflops"] = 2e-12 * n**3 / fastest_s(bench, lambda a=a, b=b: a @ b)
+        result[f"{name}_matmul_tflops"] = 2e-12 * n**3 / fastest_s(bench, lambda a=a, b=b: a @ b)
     x = torch.empty(1 << (20 if bench.tiny else 31), dtype=torch.uint8, device=bench.device)
     y = torch.empty_like(x)
-    found["copy_gb_per_s"] = 2e-9 * x.numel() / fastest_s(bench, lambda: y.copy_(x))  # read and written
-    return found
+    result["copy_gb_per_s"] = 2e-9 * x.numel() / fastest_s(bench, lambda: y.copy_(x))  # read and written
+    return result
 
 
 def fastest_s(bench: GpuBench, action: Callable[[], object]) -> float:
@@ -201,14 +201,14 @@ def workloads(bench: GpuBench, fashion: str | None) -> list[Workload]:
     every, steady = (*SETTINGS, *PLAIN_VARIANTS), (*SETTINGS, *PLAIN_VARIANTS[:2])
     few = ("float32", "bf16", "bf16, one lane", "bf16, recorded", "bf16, async", *PLAIN_VARIANTS[:2])
     brief = ("float32", "bf16", "bf16, recorded", "bf16, compiled", *PLAIN_VARIANTS[:2])
-    found = [
+    result = [
         Workload("sngan-cifar10", "sngan-cifar10", colour, (*cifar, *thin), every),
         Workload("biggan-cifar10", "biggan-cifar10", colour, (*cifar, *thin), brief),
         Workload("fashion", "fashion", grey, small, steady),
         Workload("sngan-cifar10, batch 512", "sngan-cifar10", colour, (*many, *thin), steady),
         Workload("digits", "digits", load_data("digits", resolution=8), small, few),
     ]
-    return found + [make_large_workload(bench, *of) for of in ((128, 64), (256, 32), (512, 16), (1024, 8))]
+    return result + [make_large_workload(bench, *of) for of in ((128, 64), (256, 32), (512, 16), (1024, 8))]
 
 
 def make_large_workload(bench: GpuBench, resolution: int, batch: int) -> Workload:
@@ -229,18 +229,18 @@ def measure_throughput(
     loads = workloads(bench, fashion)
     if only:
         loads = [dataclasses.replace(w, variants=only[1:]) for w in loads if w.name == only[0]]
-    found: Results = {w.name: {"batch": w.run().batch, "gflop_a_round": round_gflop(w), "rows": {}} for w in loads}
+    result: Results = {w.name: {"batch": w.run().batch, "gflop_a_round": round_gflop(w), "rows": {}} for w in loads}
     jobs = [(w, variant) for w in loads for variant in w.variants]
     for w, variant in sorted(jobs, key=lambda job: "compiled" in job[1]):
-        rows = found[w.name]["rows"]
+        rows = result[w.name]["rows"]
         if bench.left_s < (60 if "compiled" in variant else 10):
             rows[variant] = {"skipped": "no time left"}
             continue
         row = rows[variant] = run_guarded(lambda w=w, variant=variant: measure(w, variant, bench))
         if "ms" in row:
-            row["share_of_peak"] = found[w.name]["gflop_a_round"] / row["ms"]["median"] / peak_tflops
+            row["share_of_peak"] = result[w.name]["gflop_a_round"] / row["ms"]["median"] / peak_tflops
         log(f"{w.name}, {variant}: {summarize_row(row)}")
-    return found
+    return result
 
 
 def round_gflop(w: Workload) -> float:
@@ -341,13 +341,13 @@ def measure_quality(bench: GpuBench, options: argparse.Namespace, img_per_s: flo
     paragan_command(
         "train", f"{options.quality_nets}-cifar10", "--run-dir", str(run_dir), "--resume=never", *settings, *scored
     )
-    found: Results = {"parts": parts, "kimg": kimg, "batch": batch, "train_and_score_s": time.monotonic() - start}
+    result: Results = {"parts": parts, "kimg": kimg, "batch": batch, "train_and_score_s": time.monotonic() - start}
     for space, metrics in (("pixels", "fd"), ("resnet20", "fd,accuracy")):
         paragan_command("eval", str(run_dir), "--metrics", metrics, "--features", space, "--count", str(count))
-    found["scores"] = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    for one in found["scores"]:
+    result["scores"] = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    for one in result["scores"]:
         log(f"{one['name']} {one['value']:.4g} after {kimg:g} kimg")
-    return found
+    return result
 
 
 def paragan_command(*arguments: str) -> None:
@@ -384,10 +384,10 @@ def describe_gpu(device: torch.device) -> Results:
     return about | versions | {"float32_convolutions": cudnn.fp32_precision, "float32_matmul": cublas.fp32_precision}
 
 
-def format_tables(found: Results) -> str:
+def format_tables(result: Results) -> str:
     """The throughput tables, for people."""
     lines = []
-    for name, entry in found.items():
+    for name, entry in result.items():
         rows = [[variant, *_cells(row)] for variant, row in entry["rows"].items()]
         head = ["", "img/s", "ms", "low", "high", "GB", "of peak"]
         lines.append(
@@ -426,20 +426,20 @@ def main() -> int:
     torch._dynamo.config.disable = options.tiny  # compiling takes a minute on a CPU
     end = time.monotonic() + 60 * options.minutes
     bench = GpuBench(pick_device("auto"), options.tiny, end)
-    found: Results = {"machine": describe_machine() | describe_gpu(bench.device), "tiny": options.tiny}
-    log(json.dumps(found["machine"]))
+    result: Results = {"machine": describe_machine() | describe_gpu(bench.device), "tiny": options.tiny}
+    log(json.dumps(result["machine"]))
 
     def part(name: str, action: Callable[[], Results]) -> Results:
-        found[name] = run_guarded(action)
-        save_json(options.json, found)
-        return found[name]
+        result[name] = run_guarded(action)
+        save_json(options.json, result)
+        return result[name]
 
     name = f"{options.quality_nets}-cifar10"
     only = (name, "bf16") if options.only_quality else None
     if not (options.no_tests or only):
         log(f"tests: {part('tests', lambda: run_tests(bench))}")
     log(f"limits: {part('limits', lambda: measure_limits(bench))}")
-    peak = found["limits"].get("bf16_matmul_tflops", float("nan"))
+    peak = result["limits"].get("bf16_matmul_tflops", float("nan"))
     kept_s = (60 if options.tiny else options.quality_seconds + 90) if options.cifar else 0
     before = GpuBench(bench.device, bench.tiny, end - kept_s)
     measured = part("throughput", lambda: measure_throughput(before, options.data, peak, only))

@@ -65,8 +65,8 @@ def measure(text: str) -> dict[str, float]:
         return {"error": done.returncode}
     run, images = make_case(text)
     foreseen = estimate(lambda: play_one_round(run, images)).peak_bytes
-    took = int(done.stdout.split()[-1])
-    return {"foreseen_gb": foreseen / 1e9, "took_gb": took / 1e9, "ratio": foreseen / took}
+    elapsed_s = int(done.stdout.split()[-1])
+    return {"foreseen_gb": foreseen / 1e9, "took_gb": elapsed_s / 1e9, "ratio": foreseen / elapsed_s}
 
 
 def main() -> int:
@@ -78,15 +78,15 @@ def main() -> int:
     if options.play:
         print(measure_case(options.play))
         return 0
-    found: dict[str, Any] = {
+    result: dict[str, Any] = {
         "machine": describe_machine(),
         "command": "benchmarks/speed/memory.py " + " ".join(options.cases),
     }
-    print(format_machine(found["machine"]))
-    found["cases"] = {text: measure(text) for text in options.cases}
-    rows = [[text, *(f"{value:.3g}" for value in row.values())] for text, row in found["cases"].items()]
+    print(format_machine(result["machine"]))
+    result["cases"] = {text: measure(text) for text in options.cases}
+    rows = [[text, *(f"{value:.3g}" for value in row.values())] for text, row in result["cases"].items()]
     print(format_table(["", "foreseen, GB", "took, GB", "ratio"], rows))
-    save_json(options.json, found)
+    save_json(options.json, result)
     return 0
 
 

@@ -117,10 +117,10 @@ def measure_peak_gb(name: str, who: str) -> float:
 
 
 def benchmark_steps(networks: list[str], rounds: int) -> dict[str, Any]:
-    images, found = random_dataset(32, 3), dict[str, Any]()
+    images, result = random_dataset(32, 3), dict[str, Any]()
     for name in networks:
-        found[name] = measure_steps(name, images, rounds)
-        print(f"{name}: {json.dumps(found[name]['times faster'])}", flush=True)
+        result[name] = measure_steps(name, images, rounds)
+        print(f"{name}: {json.dumps(result[name]['times faster'])}", flush=True)
     rows = [
         [
             f"{name}, {who}",
@@ -129,11 +129,11 @@ def benchmark_steps(networks: list[str], rounds: int) -> dict[str, Any]:
             f"{row['took_gb'][who]:.2f}",
             *([f"{row['times faster'][who][key]:.2f}" for key in ("median",)] if who != PLAIN else [""]),
         ]
-        for name, row in found.items()
+        for name, row in result.items()
         for who in row["ms"]
     ]
     print(format_table(["", "G", "D", "ms a round", "GB", "times faster"], rows))
-    return found
+    return result
 
 
 # Strategies -----------------------------------------------------------------------------------------------
@@ -142,8 +142,8 @@ def benchmark_steps(networks: list[str], rounds: int) -> dict[str, Any]:
 def train_network(name: str, strategy: str, data: Path, rounds: int, folder: Path) -> dict[str, Any]:
     """A run of the command line: its losses at the end."""
     recipe, *settings = PUBLISHED_NETS[name]
-    alone = strategy == "per-label"
-    labels = 2 if alone else 1
+    single = strategy == "per-label"
+    labels = 2 if single else 1
     fixed = (
         *(
             f"data.path={data}",
@@ -155,7 +155,7 @@ def train_network(name: str, strategy: str, data: Path, rounds: int, folder: Pat
         ),
         *(f"kimg={rounds * BATCH * labels / 1000}", "evaluation.metrics=[]", "output.checkpoint_kimg=1e9"),
         *("output.fakes_kimg=1e9", f"output.tick_kimg={rounds * BATCH / 1000}", "device.threads=1"),
-        *(("objective.contrastive=0",) if alone and name == "contragan" else ()),
+        *(("objective.contrastive=0",) if single and name == "contragan" else ()),
     )
     command = [sys.executable, "-m", "paragan", "train", recipe, "--ranks=2", f"--run-dir={folder}"]
     changes = [*(s for s in settings if s.startswith("nets")), *SMALL_NETS[name], *fixed]
@@ -164,7 +164,7 @@ def train_network(name: str, strategy: str, data: Path, rounds: int, folder: Pat
     seconds = time.perf_counter() - start
     if done.returncode:
         return {"error": done.stderr.strip().splitlines()[-1], "seconds": seconds}
-    stats = sorted(folder.glob("labels/*/stats.jsonl")) if alone else [folder / "stats.jsonl"]
+    stats = sorted(folder.glob("labels/*/stats.jsonl")) if single else [folder / "stats.jsonl"]
     lines = [json.loads(file.read_text().splitlines()[-1]) for file in stats]
     losses = {key: [line[f"Loss/{key}/loss"] for line in lines] for key in "GD"}
     finite = all(np.isfinite(values).all() for values in losses.values())
@@ -180,25 +180,25 @@ def select_labels(data: Path, target: Path, labels: int) -> Path:
     return target
 
 
-def benchmark_strategies(networks: list[str], chosen: list[str], data: Path, rounds: int) -> dict[str, Any]:
-    found: dict[str, Any] = {name: {} for name in networks}
+def benchmark_strategies(networks: list[str], selected: list[str], data: Path, rounds: int) -> dict[str, Any]:
+    result: dict[str, Any] = {name: {} for name in networks}
     with tempfile.TemporaryDirectory() as folder:
         two = select_labels(data, Path(folder) / "two.npz", 2)
         for name in networks:
-            for strategy in chosen:
+            for strategy in selected:
                 where = Path(folder) / f"{name}-{strategy}"
                 used = two if strategy == "per-label" else data
-                row = found[name][strategy] = train_network(name, strategy, used, rounds, where)
+                row = result[name][strategy] = train_network(name, strategy, used, rounds, where)
                 print(f"{name}, {strategy}: {row}", flush=True)
     rows = [
         [
             name,
-            *("finite" if row.get("finite") else str(row.get("error", "not finite")) for row in found[name].values()),
+            *("finite" if row.get("finite") else str(row.get("error", "not finite")) for row in result[name].values()),
         ]
         for name in networks
     ]
-    print(format_table(["", *chosen], rows))
-    return found
+    print(format_table(["", *selected], rows))
+    return result
 
 
 def format_row(row: dict[str, Any]) -> str:
@@ -224,10 +224,10 @@ def main() -> int:
     print(format_machine(where))
     networks = options.networks.split(",")
     if options.what == "step":
-        found = benchmark_steps(networks, options.rounds)
+        result = benchmark_steps(networks, options.rounds)
     else:
-        found = benchmark_strategies(networks, options.strategies.split(","), options.data, options.steps)
-    save_json(options.json, {"machine": where, "command": " ".join(sys.argv[1:]), options.what: found})
+        result = benchmark_strategies(networks, options.strategies.split(","), options.data, options.steps)
+    save_json(options.json, {"machine": where, "command": " ".join(sys.argv[1:]), options.what: result})
     return 0
 
 

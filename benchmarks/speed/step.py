@@ -117,13 +117,13 @@ def main() -> int:
     times = benchmark_fashion(options.rounds, picked == "bf16")
     speedup = times.ratio("naive", "fast")
     print(f"{format_times(times, 'fast')}\nnaive / fast = {speedup}, wanted: at least 2")
-    found: dict[str, Any] = {"machine": where, "outputs_differ": difference, "naive/fast": speedup.to_json()}
-    found |= {"fashion": times.to_json("fast"), "auto_picks": picked, "precision": {}}
+    result: dict[str, Any] = {"machine": where, "outputs_differ": difference, "naive/fast": speedup.to_json()}
+    result |= {"fashion": times.to_json("fast"), "auto_picks": picked, "precision": {}}
     for name, data in (("fashion", images), ("digits", load_data("digits", resolution=8))):
         other = benchmark_precisions(name, data, options.rounds)
-        found["precision"][name] = other.to_json("float32")
+        result["precision"][name] = other.to_json("float32")
         print(f"\nprecision, {name}\n{format_times(other, 'float32')}")
-    save_json(options.json, found)
+    save_json(options.json, result)
     return 0 if speedup.median >= 2 else 1
 
 

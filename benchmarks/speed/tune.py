@@ -112,12 +112,12 @@ class MatmulReplay(TorchDispatchMode):
                 func(*args, **kwargs)
 
 
-def cumulative_overrides(found: TuneResult, switches: Sequence[Option], defaults: Overrides) -> dict[str, Overrides]:
+def cumulative_overrides(result: TuneResult, switches: Sequence[Option], defaults: Overrides) -> dict[str, Overrides]:
     """The defaults, then one decision more each, those that are worth most first, and what is built last."""
     rows: dict[str, Overrides] = {"defaults": dict(defaults)}
-    so_far, taken = dict(defaults), [switch for switch in switches if switch.name in found.slowdown_without]
-    for switch in sorted(taken, key=lambda switch: (switch.needs_build, -found.slowdown_without[switch.name])):
-        so_far |= {field: found.overrides[field] for field in switch.choices[0]}
+    so_far, read_batches = dict(defaults), [switch for switch in switches if switch.name in result.slowdown_without]
+    for switch in sorted(read_batches, key=lambda switch: (switch.needs_build, -result.slowdown_without[switch.name])):
+        so_far |= {field: result.overrides[field] for field in switch.choices[0]}
         rows[f"+ {switch.name}"] = dict(so_far)
     return rows
 
@@ -129,28 +129,28 @@ def measure(name: str, rounds: int, block_s: float, every: bool, quick: bool) ->
     worker = TrialWorker(run, images, World.solo(), rounds=3 if quick else 7, max_round_s=1e9)
     switches = options_for(run, worker.world.device)
     start = time.perf_counter()
-    found = tune_greedily(switches, worker)
-    took = time.perf_counter() - start
+    result = tune_greedily(switches, worker)
+    elapsed_s = time.perf_counter() - start
     standing = {field: value for s in switches for field, value in s.choices[0].items()}
-    rows = cumulative_overrides(found, switches, standing)
+    rows = cumulative_overrides(result, switches, standing)
     contestants: dict[str, Any] = {
         "plain": PlainProcess(name),
         PLAIN_RETAINING_MEMORY: PlainProcess(name, retain_memory=True),
     }
     for row, layout in rows.items():
         contestants[row] = _repeat(worker.make_trial(layout))
-    contestants[MATMULS_ONLY] = MatmulReplay(worker.make_trial({**found.overrides, "device.capture_passes": False}))
+    contestants[MATMULS_ONLY] = MatmulReplay(worker.make_trial({**result.overrides, "device.capture_passes": False}))
     for play in contestants.values():
         play(1)
     steps = max(1, round(block_s / _time_once(contestants["plain"])))
     times = interleave(contestants, rounds=rounds, steps=steps, warm=0)
     last = list(rows)[-1]
-    print(f"\n{name}: {run.batch} images; decided in {took:.0f} s\n{format_rows(times)}", flush=True)
+    print(f"\n{name}: {run.batch} images; decided in {elapsed_s:.0f} s\n{format_rows(times)}", flush=True)
     del contestants
     about = {
-        "decided_s": took,
-        "layout": found.overrides,
-        "shares": found.slowdown_without,
+        "decided_s": elapsed_s,
+        "layout": result.overrides,
+        "shares": result.slowdown_without,
         "times": times.to_json("plain"),
     }
     about |= {
@@ -158,7 +158,7 @@ def measure(name: str, rounds: int, block_s: float, every: bool, quick: bool) ->
         "plain/decided": times.ratio("plain", last).to_json(),
         "plain/alone": times.ratio("plain", MATMULS_ONLY).to_json(),
     }
-    return about | ({"all": try_all_combinations(worker, found.overrides, standing, switches, quick)} if every else {})
+    return about | ({"all": try_all_combinations(worker, result.overrides, standing, switches, quick)} if every else {})
 
 
 def try_all_combinations(
@@ -168,8 +168,8 @@ def try_all_combinations(
     decided, in turns."""
     listed = [s for s in switches if s.name in EXHAUSTIVE_OPTIONS]
     combinations = [
-        {**defaults, **{field: value for choice in chosen for field, value in choice.items()}}
-        for chosen in itertools.product(*(s.choices for s in listed))
+        {**defaults, **{field: value for choice in selected for field, value in choice.items()}}
+        for selected in itertools.product(*(s.choices for s in listed))
     ]
     once = TrialWorker(worker.run, worker.images, worker.world, rounds=1, max_round_s=1e9)
     seconds = [min(once([layout])[0].round_s) for layout in combinations]
@@ -204,8 +204,8 @@ def format_rows(times: Times) -> str:
     names = list(times.ms)
     rows = []
     for above, name in zip([names[0], *names], names):
-        to_plain, own = times.ratio("plain", name), times.ratio(above, name)
-        rows.append([name, f"{times.spread(name).median:.1f}", str(to_plain), str(own)])
+        to_plain, private = times.ratio("plain", name), times.ratio(above, name)
+        rows.append([name, f"{times.spread(name).median:.1f}", str(to_plain), str(private)])
     return format_table(["", "ms a round", "times faster than plain", "than the row above"], rows)
 
 
@@ -222,11 +222,11 @@ def main() -> int:
     where = describe_machine() | {"threads": CORES}
     print(format_machine(where))
     every = options.all.split(",")
-    found = {
+    result = {
         name: measure(name, options.rounds, options.block, name in every, options.quick)
         for name in options.networks.split(",")
     }
-    save_json(options.json, {"machine": where, "command": " ".join(sys.argv[1:]), "networks": found})
+    save_json(options.json, {"machine": where, "command": " ".join(sys.argv[1:]), "networks": result})
     return 0
 
 

@@ -21,11 +21,11 @@ def noise(*shape: int) -> np.ndarray:
     return RNG.integers(0, 256, shape, np.uint8)
 
 
-def put(path: Path, pixels: np.ndarray | None = None, **how) -> np.ndarray:
+def put(path: Path, pixels: np.ndarray | None = None, **options) -> np.ndarray:
     """Write pixels ([8, 8, 3] noise if None) as an image file and return them."""
     pixels = noise(8, 8, 3) if pixels is None else pixels
     path.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(pixels).save(path, **how)
+    Image.fromarray(pixels).save(path, **options)
     return pixels
 
 
@@ -34,18 +34,18 @@ def npz(path: Path, **arrays) -> str:
     return str(path)
 
 
-def refusal(where, **how) -> str:
+def usage_message(where, **options) -> str:
     with pytest.raises(UsageError) as caught:
-        load_data(str(where), resolution=how.pop("resolution", 8), **how)
+        load_data(str(where), resolution=options.pop("resolution", 8), **options)
     message = str(caught.value)
     assert "\n" not in message
     return message
 
 
-def only(pixels: np.ndarray, folder: Path, name: str = "a.png", **how) -> np.ndarray:
+def only(pixels: np.ndarray, folder: Path, name: str = "a.png", **options) -> np.ndarray:
     """The one image of a folder, as loaded."""
     put(folder / name, pixels)
-    (image,) = load_data(str(folder), resolution=how.pop("resolution", None), **how).images
+    (image,) = load_data(str(folder), resolution=options.pop("resolution", None), **options).images
     return image
 
 
@@ -56,21 +56,21 @@ def test_digits_are_scikit_learns_scaled_to_bytes():
     from sklearn.datasets import load_digits
 
     values, labels = load_digits(return_X_y=True)
-    found = load_data("digits", resolution=None)
-    assert found.images.shape == (1797, 8, 8, 1)
-    assert found.images.dtype == np.uint8
-    assert (found.images.reshape(1797, 64) == np.round(values * 255 / 16)).all()
-    assert (found.labels == labels).all()
-    assert found.labels.dtype == np.int64
-    assert found.classes == tuple("0123456789")
+    result = load_data("digits", resolution=None)
+    assert result.images.shape == (1797, 8, 8, 1)
+    assert result.images.dtype == np.uint8
+    assert (result.images.reshape(1797, 64) == np.round(values * 255 / 16)).all()
+    assert (result.labels == labels).all()
+    assert result.labels.dtype == np.int64
+    assert result.classes == tuple("0123456789")
 
 
 def test_digits_resize_and_repeat_to_rgb():
-    found = load_data("digits", resolution=32, channels=3, labels=False)
-    assert found.images.shape == (1797, 32, 32, 3)
-    assert (found.images == found.images[..., :1]).all()
-    assert found.labels is None
-    assert found.classes == ()
+    result = load_data("digits", resolution=32, channels=3, labels=False)
+    assert result.images.shape == (1797, 32, 32, 3)
+    assert (result.images == result.images[..., :1]).all()
+    assert result.labels is None
+    assert result.classes == ()
 
 
 # Folders ----------------------------------------------------------------------------------------------------
@@ -81,13 +81,13 @@ def test_a_folder_of_classes_is_labelled_by_the_order_of_names(tmp_path):
     (tmp_path / ".hidden").mkdir()
     (tmp_path / "ant" / ".DS_Store").write_bytes(b"")
     (tmp_path / "ant" / "notes.txt").write_text("not an image")
-    found = load_data(str(tmp_path), resolution=None)
-    assert found.classes == ("Zebra", "ant", "bee")
-    assert found.labels is not None
-    assert found.labels.tolist() == [0, 1, 1, 2]
-    assert found.labels.dtype == np.int64
-    assert (found.images == np.stack(expected)).all()
-    assert "ignored other files (1): .txt" in found.describe()
+    result = load_data(str(tmp_path), resolution=None)
+    assert result.classes == ("Zebra", "ant", "bee")
+    assert result.labels is not None
+    assert result.labels.tolist() == [0, 1, 1, 2]
+    assert result.labels.dtype == np.int64
+    assert (result.images == np.stack(expected)).all()
+    assert "ignored other files (1): .txt" in result.describe()
 
 
 def test_a_folder_around_all_images_is_no_class(tmp_path):
@@ -102,18 +102,18 @@ def test_a_folder_around_all_images_is_no_class(tmp_path):
 
 def test_order_is_that_of_names_whatever_the_threads_do(tmp_path):
     expected = np.stack([put(tmp_path / f"{index:04d}.png", noise(8, 8)) for index in range(200)])
-    found = load_data(str(tmp_path), resolution=8)
-    assert (found.images[..., 0] == expected).all()
-    assert found.fingerprint == load_data(str(tmp_path), resolution=8).fingerprint
+    result = load_data(str(tmp_path), resolution=8)
+    assert (result.images[..., 0] == expected).all()
+    assert result.fingerprint == load_data(str(tmp_path), resolution=8).fingerprint
 
 
 @pytest.mark.parametrize("suffix", [".png", ".jpg", ".JPEG", ".webp", ".bmp"])
 def test_every_format_is_read(tmp_path, suffix):
-    how = {"lossless": True} if suffix == ".webp" else {}
+    options = {"lossless": True} if suffix == ".webp" else {}
     grey = np.full((8, 8, 3), 77, np.uint8)
-    put(tmp_path / f"a{suffix}", grey, **how)
-    found = load_data(str(tmp_path), resolution=8)
-    assert (np.abs(found.images.astype(int) - 77) <= 1).all()
+    put(tmp_path / f"a{suffix}", grey, **options)
+    result = load_data(str(tmp_path), resolution=8)
+    assert (np.abs(result.images.astype(int) - 77) <= 1).all()
 
 
 # Colours ----------------------------------------------------------------------------------------------------
@@ -128,11 +128,11 @@ def test_rgba_is_composited_on_white(tmp_path):
     pixels = noise(16, 16, 4)
     pixels[..., 3] = np.where(np.arange(16) < 8, 255, 0)
     pixels[0, :, 3] = 128
-    found = only(pixels, tmp_path)
-    assert (found[1:, :8] == pixels[1:, :8, :3]).all()
-    assert (found[1:, 8:] == 255).all()
+    result = only(pixels, tmp_path)
+    assert (result[1:, :8] == pixels[1:, :8, :3]).all()
+    assert (result[1:, 8:] == 255).all()
     blend = (pixels[0, :, :3] * 128.0 + 255 * 127.0) / 255
-    assert (np.abs(found[0] - blend) <= 1).all()
+    assert (np.abs(result[0] - blend) <= 1).all()
     assert "1 may have transparency, which is composited on white" in load_data(str(tmp_path), resolution=8).describe()
 
 
@@ -140,18 +140,18 @@ def test_grey_with_alpha_stays_grey(tmp_path):
     pixels = noise(8, 8, 2)
     pixels[..., 1] = 255
     pixels[0, 0, 1] = 0
-    found = only(pixels, tmp_path)
-    assert found.shape == (8, 8, 1)
-    assert found[0, 0] == 255
-    assert (found[1:, :, 0] == pixels[1:, :, 0]).all()
+    result = only(pixels, tmp_path)
+    assert result.shape == (8, 8, 1)
+    assert result[0, 0] == 255
+    assert (result[1:, :, 0] == pixels[1:, :, 0]).all()
 
 
 def test_palettes_are_expanded_with_their_transparency(tmp_path):
     image = Image.fromarray((np.arange(64, dtype=np.uint8) % 3).reshape(8, 8))
     image.putpalette([255, 0, 0, 0, 255, 0, 9, 9, 9])
     image.save(tmp_path / "a.png", transparency=2)
-    (found,) = load_data(str(tmp_path), resolution=8).images
-    assert found[0, :3].tolist() == [[255, 0, 0], [0, 255, 0], [255, 255, 255]]
+    (result,) = load_data(str(tmp_path), resolution=8).images
+    assert result[0, :3].tolist() == [[255, 0, 0], [0, 255, 0], [255, 255, 255]]
 
 
 def test_a_grey_palette_and_one_bit_are_grey(tmp_path):
@@ -159,10 +159,10 @@ def test_a_grey_palette_and_one_bit_are_grey(tmp_path):
     image.putpalette([7, 7, 7, 200, 200, 200])
     image.save(tmp_path / "a.png")
     Image.fromarray(np.eye(8, dtype=bool)).save(tmp_path / "b.png")
-    found = load_data(str(tmp_path), resolution=8).images
-    assert found.shape == (2, 8, 8, 1)
-    assert found[0, 0, :2, 0].tolist() == [7, 200]
-    assert (found[1, :, :, 0] == 255 * np.eye(8)).all()
+    result = load_data(str(tmp_path), resolution=8).images
+    assert result.shape == (2, 8, 8, 1)
+    assert result[0, 0, :2, 0].tolist() == [7, 200]
+    assert (result[1, :, :, 0] == 255 * np.eye(8)).all()
 
 
 def test_sixteen_bits_keep_the_high_byte(tmp_path):
@@ -172,8 +172,8 @@ def test_sixteen_bits_keep_the_high_byte(tmp_path):
 
 def test_cmyk_jpeg_becomes_rgb(tmp_path):
     Image.new("CMYK", (8, 8), (0, 255, 255, 0)).save(tmp_path / "red.jpg")
-    (found,) = load_data(str(tmp_path), resolution=8).images
-    red, green, blue = found.reshape(-1, 3).mean(axis=0)
+    (result,) = load_data(str(tmp_path), resolution=8).images
+    red, green, blue = result.reshape(-1, 3).mean(axis=0)
     assert red > 200
     assert max(green, blue) < 60
     Image.fromarray(np.random.default_rng(0).integers(0, 256, (8, 8, 4), np.uint8), mode="CMYK").save(
@@ -199,10 +199,10 @@ def test_exif_orientation_is_undone(tmp_path, orientation, suffix):
     }[orientation]
     exif = Image.Exif()
     exif[0x0112] = orientation
-    how = {"lossless": True} if suffix == ".webp" else {}
-    put(tmp_path / f"a{suffix}", np.ascontiguousarray(stored), exif=exif, **how)
-    (found,) = load_data(str(tmp_path), resolution=8).images
-    assert (found == upright).all()
+    options = {"lossless": True} if suffix == ".webp" else {}
+    put(tmp_path / f"a{suffix}", np.ascontiguousarray(stored), exif=exif, **options)
+    (result,) = load_data(str(tmp_path), resolution=8).images
+    assert (result == upright).all()
 
 
 def test_damaged_exif_does_not_rotate(tmp_path):
@@ -231,10 +231,10 @@ def test_the_rule_is_centre_crop_then_lanczos(tmp_path):
     wide, tall = noise(20, 31, 3), noise(40, 21, 3)
     put(tmp_path / "a.png", wide)
     put(tmp_path / "b.png", tall)
-    found = load_data(str(tmp_path), resolution=16).images
+    result = load_data(str(tmp_path), resolution=16).images
     squares = Image.fromarray(wide[:, 5:25]), Image.fromarray(tall[9:30])
-    for got, square in zip(found, squares, strict=True):
-        assert (got == np.asarray(square.resize((16, 16), Image.Resampling.LANCZOS))).all()
+    for received, square in zip(result, squares, strict=True):
+        assert (received == np.asarray(square.resize((16, 16), Image.Resampling.LANCZOS))).all()
 
 
 def test_array_and_folder_follow_the_same_rule(tmp_path):
@@ -273,12 +273,12 @@ def test_npz_keeps_pixels_labels_and_names(tmp_path, dtype):
     images = noise(6, 8, 8)
     labels = np.array([0, 1, 2, 2, 1, 0], dtype)
     where = npz(tmp_path / "a.NPZ.npz", images=images, labels=labels, classes=np.array(["a", "b", "c"]))
-    found = load_data(where, resolution=None)
-    assert (found.images[..., 0] == images).all()
-    assert found.labels is not None
-    assert found.labels.dtype == np.int64
-    assert (found.labels == labels).all()
-    assert found.classes == ("a", "b", "c")
+    result = load_data(where, resolution=None)
+    assert (result.images[..., 0] == images).all()
+    assert result.labels is not None
+    assert result.labels.dtype == np.int64
+    assert (result.labels == labels).all()
+    assert result.classes == ("a", "b", "c")
 
 
 def test_npz_without_names_counts_classes_and_without_labels_has_none(tmp_path):
@@ -341,29 +341,29 @@ def test_the_fingerprint_covers_shape_pixels_and_labels():
 
 def test_a_missing_path_names_what_is_near(tmp_path):
     (tmp_path / "flowers").mkdir()
-    message = refusal(tmp_path / "flowres")
+    message = usage_message(tmp_path / "flowres")
     assert "does not exist: did you mean flowers?" in message
-    assert f"(there is no {tmp_path / 'flowres'})" in refusal(tmp_path / "flowres" / "a" / "b")
-    assert "digits" in refusal("digist")
-    assert ".npz" in refusal(tmp_path / "qqqqqqqqqq")
-    assert "does not exist" in refusal(tmp_path / "flowers\nx")
+    assert f"(there is no {tmp_path / 'flowres'})" in usage_message(tmp_path / "flowres" / "a" / "b")
+    assert "digits" in usage_message("digist")
+    assert ".npz" in usage_message(tmp_path / "qqqqqqqqqq")
+    assert "does not exist" in usage_message(tmp_path / "flowers\nx")
 
 
 def test_paths_the_system_cannot_take(tmp_path):
-    assert "File name too long" in refusal(tmp_path / ("x" * 300))
-    assert "does not exist" in refusal("a\0b")
-    assert "no location is given" in refusal("")
+    assert "File name too long" in usage_message(tmp_path / ("x" * 300))
+    assert "does not exist" in usage_message("a\0b")
+    assert "no location is given" in usage_message("")
 
 
 def test_an_empty_folder(tmp_path):
     (tmp_path / ".hidden").write_text("")
-    assert f"{tmp_path} is empty" in refusal(tmp_path)
+    assert f"{tmp_path} is empty" in usage_message(tmp_path)
 
 
 def test_a_folder_without_images_names_the_extensions_it_has(tmp_path):
     for name in ("a.tif", "b.TXT", "README"):
         (tmp_path / name).write_text("x")
-    message = refusal(tmp_path)
+    message = usage_message(tmp_path)
     assert "no image, only (no extension), .tif, .txt (3 files)" in message
     assert ".png" in message
 
@@ -371,37 +371,37 @@ def test_a_folder_without_images_names_the_extensions_it_has(tmp_path):
 def test_class_folders_without_any_image(tmp_path):
     (tmp_path / "cat").mkdir()
     (tmp_path / "cat" / "a.tif").write_text("x")
-    assert "holds no image, only .tif" in refusal(tmp_path)
+    assert "holds no image, only .tif" in usage_message(tmp_path)
 
 
 def test_a_folder_one_level_too_high_names_the_next(tmp_path):
     put(tmp_path / "train" / "cat" / "a.png")
     (tmp_path / "test").mkdir()
-    assert f"give one of them, such as {tmp_path / 'train'}" in refusal(tmp_path)
+    assert f"give one of them, such as {tmp_path / 'train'}" in usage_message(tmp_path)
 
 
 def test_a_class_without_images_is_named(tmp_path):
     put(tmp_path / "cat" / "a.png")
     (tmp_path / "dog").mkdir()
-    assert f"{tmp_path / 'dog'}: this class has no image: add one" in refusal(tmp_path)
+    assert f"{tmp_path / 'dog'}: this class has no image: add one" in usage_message(tmp_path)
     (tmp_path / "emu").mkdir()
-    assert f"{tmp_path / 'dog'}: this class has no image, nor have 1 more: add" in refusal(tmp_path)
+    assert f"{tmp_path / 'dog'}: this class has no image, nor have 1 more: add" in usage_message(tmp_path)
 
 
 def test_images_beside_folders_are_refused(tmp_path):
     put(tmp_path / "a.png")
     put(tmp_path / "cat" / "a.png")
-    assert "images (1) and folders (1) side by side" in refusal(tmp_path)
+    assert "images (1) and folders (1) side by side" in usage_message(tmp_path)
 
 
 @pytest.mark.parametrize("suffix", [".png", ".jpg", ".webp", ".bmp"])
-@pytest.mark.parametrize("kept", [0.0, 0.02, 0.5, 0.9])
-def test_truncated_images_are_named(tmp_path, suffix, kept):
+@pytest.mark.parametrize("retained", [0.0, 0.02, 0.5, 0.9])
+def test_truncated_images_are_named(tmp_path, suffix, retained):
     put(tmp_path / f"good{suffix}")
     put(tmp_path / f"bad{suffix}", noise(64, 64, 3))
     data = (tmp_path / f"bad{suffix}").read_bytes()
-    (tmp_path / f"bad{suffix}").write_bytes(data[: int(len(data) * kept)])
-    message = refusal(tmp_path)
+    (tmp_path / f"bad{suffix}").write_bytes(data[: int(len(data) * retained)])
+    message = usage_message(tmp_path)
     assert f"{tmp_path / f'bad{suffix}'} cannot be decoded" in message
     assert "more of" not in message
 
@@ -413,7 +413,7 @@ def test_of_several_damaged_images_the_first_and_their_number_are_named(tmp_path
     (tmp_path / "c.png").write_text("no image at all")
     (tmp_path / "d.png").unlink()
     (tmp_path / "d.png").symlink_to(tmp_path / "nowhere")
-    message = refusal(tmp_path)
+    message = usage_message(tmp_path)
     assert f"{tmp_path / 'b.png'} cannot be decoded" in message
     assert "(and 2 more of 4 images)" in message
 
@@ -421,7 +421,7 @@ def test_of_several_damaged_images_the_first_and_their_number_are_named(tmp_path
 def test_a_set_of_damaged_images_only(tmp_path):
     for name in ("a.png", "b.jpg"):
         (tmp_path / name).write_text("no image at all")
-    message = refusal(tmp_path)
+    message = usage_message(tmp_path)
     assert "a.png cannot be decoded: not a PNG, JPEG, WebP or BMP image (and 1 more of 2 images)" in message
 
 
@@ -429,7 +429,7 @@ def test_a_set_of_damaged_images_only(tmp_path):
 def test_decompression_bombs_are_refused(tmp_path, monkeypatch, limit):
     put(tmp_path / "a.png", noise(10, 10))
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", limit)
-    message = refusal(tmp_path)
+    message = usage_message(tmp_path)
     assert f"a.png cannot be decoded: more than {limit} pixels" in message
 
 
@@ -437,23 +437,23 @@ def test_more_pixels_than_memory_are_refused_before_they_are_allocated(tmp_path,
     for name in ("a", "b", "c", "d"):
         put(tmp_path / "set" / f"{name}.png", noise(8, 8))
     monkeypatch.setattr(decode, "ram_bytes", lambda: 2 * 4 * 32 * 32)
-    message = refusal(tmp_path / "set", resolution=64)
+    message = usage_message(tmp_path / "set", resolution=64)
     assert "4 images of 64 x 64 x 1" in message
     assert "use resolution 32 or less" in message
     assert load_data(str(tmp_path / "set"), resolution=32).images.shape == (4, 32, 32, 1)
     monkeypatch.setattr(decode, "ram_bytes", lambda: 10)
-    assert "use fewer images" in refusal(tmp_path / "set")
+    assert "use fewer images" in usage_message(tmp_path / "set")
 
 
 def test_an_npz_that_claims_more_than_memory_is_refused_unread(tmp_path):
     with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive, archive.open("images.npy", "w") as file:
         header = {"shape": (10**9, 64, 64, 3), "fortran_order": False, "descr": "|u1"}
         np.lib.format.write_array_header_1_0(file, header)
-    assert "more than half of this machine's" in refusal(tmp_path / "a.npz")
+    assert "more than half of this machine's" in usage_message(tmp_path / "a.npz")
 
 
 @pytest.mark.parametrize(
-    ("arrays", "said"),
+    ("arrays", "expected"),
     [
         ({"x_train": noise(2, 8, 8), "y": [0, 1]}, "has no images; found x_train, y; expected images"),
         ({}, "has no images; found nothing"),
@@ -484,10 +484,10 @@ def test_an_npz_that_claims_more_than_memory_is_refused_unread(tmp_path):
         ({"images": noise(2, 8, 8), "labels": [0, 1], "classes": [1, 2]}, "np.array(names, dtype=str)"),
     ],
 )
-def test_invalid_npz_files_are_refused_with_the_reason(tmp_path, arrays, said):
+def test_invalid_npz_files_are_refused_with_the_reason(tmp_path, arrays, expected):
     where = npz(tmp_path / "a.npz", **arrays)
-    message = refusal(where)
-    assert said in message
+    message = usage_message(where)
+    assert expected in message
     assert where in message
 
 
@@ -505,7 +505,7 @@ class Trap:
 def test_pickled_arrays_are_refused_without_running_code(tmp_path, key):
     trap = np.array([Trap(tmp_path / "sprung")] * 2, dtype=object)
     arrays = {"images": noise(2, 8, 8), "labels": [0, 1], "classes": ["a", "b"], key: trap}
-    message = refusal(npz(tmp_path / "a.npz", **arrays))
+    message = usage_message(npz(tmp_path / "a.npz", **arrays))
     assert f"{key} are object" in message
     assert not (tmp_path / "sprung").exists()
 
@@ -525,7 +525,7 @@ def test_files_that_are_no_npz(tmp_path):
         with zipfile.ZipFile(tmp_path / f"{name}.npz", "w") as archive:
             archive.writestr("images.npy", damage)
     for name in ("renamed", "empty", "text", "open", "key"):
-        assert f"{name}.npz is not an npz, or is damaged" in refusal(tmp_path / f"{name}.npz")
+        assert f"{name}.npz is not an npz, or is damaged" in usage_message(tmp_path / f"{name}.npz")
 
 
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
@@ -535,7 +535,7 @@ def test_a_damaged_npz_never_escapes_as_a_traceback(tmp_path, save):
     data = path.read_bytes()
     for length in (10, len(data) // 2, len(data) - 10):
         path.write_bytes(data[:length])
-        assert "is not an npz, or is damaged" in refusal(path)
+        assert "is not an npz, or is damaged" in usage_message(path)
     for position in range(0, len(data), 29):
         path.write_bytes(data[:position] + bytes([data[position] ^ 0x55]) + data[position + 1 :])
         try:
@@ -548,19 +548,19 @@ def test_unsupported_files_are_refused_with_the_formats(tmp_path):
     (tmp_path / "a.rar").write_text("")
     (tmp_path / "noext").write_text("")
     put(tmp_path / "a.png")
-    assert "has .rar, which is not a supported format. Give `digits`, an .npz, .npy, .zip or .h5" in refusal(
+    assert "has .rar, which is not a supported format. Give `digits`, an .npz, .npy, .zip or .h5" in usage_message(
         tmp_path / "a.rar"
     )
-    assert "(no extension)" in refusal(tmp_path / "noext")
-    assert f"is one image. Give its folder, {tmp_path}" in refusal(tmp_path / "a.png")
+    assert "(no extension)" in usage_message(tmp_path / "noext")
+    assert f"is one image. Give its folder, {tmp_path}" in usage_message(tmp_path / "a.png")
 
 
 @pytest.mark.parametrize(
-    ("how", "said"),
+    ("options", "expected"),
     [({"resolution": 0}, "resolution=0"), ({"resolution": -8}, "power of two"), ({"channels": 4}, "1")],
 )
-def test_impossible_requests(how, said):
-    assert said in refusal("digits", **how)
+def test_impossible_requests(options, expected):
+    assert expected in usage_message("digits", **options)
 
 
 @pytest.fixture
@@ -585,6 +585,6 @@ def locked():
 
 
 def test_what_may_not_be_read_is_named(locked):
-    assert f"{locked / 'a.npz'} cannot be read: Permission denied" in refusal(locked / "a.npz")
-    assert "a.png cannot be decoded: Permission denied" in refusal(locked / "flat")
-    assert f"{locked / 'set' / 'cat'} cannot be read: Permission denied" in refusal(locked / "set")
+    assert f"{locked / 'a.npz'} cannot be read: Permission denied" in usage_message(locked / "a.npz")
+    assert "a.png cannot be decoded: Permission denied" in usage_message(locked / "flat")
+    assert f"{locked / 'set' / 'cat'} cannot be read: Permission denied" in usage_message(locked / "set")

@@ -40,15 +40,15 @@ def everything(folder: Path) -> Path:
 def test_the_same_images_in_every_form(tmp_path, monkeypatch, name, remote):
     everything(tmp_path)
 
-    def far_place(where, _reach):
+    def remote_fs(where, _reach):
         path = tmp_path / where.removeprefix("far://data/")
         return (FakeRemoteFileSystem(path), "") if path.is_dir() else (FakeRemoteFileSystem(path.parent), path.name)
 
-    monkeypatch.setattr(remote_storage, "open_remote", far_place)
-    found = open_source(f"far://data/{name}" if remote else str(tmp_path / name))
-    assert (read_all_pixels(found) == IMAGES).all()
-    assert found.labels is None
-    assert found.is_local is not remote or found.array is not None
+    monkeypatch.setattr(remote_storage, "open_remote", remote_fs)
+    result = open_source(f"far://data/{name}" if remote else str(tmp_path / name))
+    assert (read_all_pixels(result) == IMAGES).all()
+    assert result.labels is None
+    assert result.is_local is not remote or result.array is not None
 
 
 def test_a_name_that_looks_like_a_pattern_but_exists_is_that_file(tmp_path):

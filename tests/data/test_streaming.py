@@ -45,8 +45,8 @@ def photos(tmp_path_factory) -> Path:
 
 def run(folder: Path, photos: Path | str, *more: str) -> list[str]:
     """A tiny run on the photos."""
-    own = [word for word in train_args(folder) if word != "digits"]
-    return [*own[:1], *NO_DIGITS, *own[1:], f"--data={photos}", "--data.max_bad_fraction=0.02", *more]
+    private = [word for word in train_args(folder) if word != "digits"]
+    return [*private[:1], *NO_DIGITS, *private[1:], f"--data={photos}", "--data.max_bad_fraction=0.02", *more]
 
 
 def trained(folder: Path, photos: Path | str, *more: str) -> Path:
@@ -110,14 +110,14 @@ def test_on_four_ranks_then_on_two(photos, tmp_path, processes):
     from safetensors.numpy import load_file
 
     more = ("--data.cache=stream", "--lanes=4", "--device.precision=float32")
-    alone = trained(tmp_path / "alone", photos, *more)
+    single = trained(tmp_path / "alone", photos, *more)
     first = processes.start_ranks(4, *run(tmp_path / "run", photos, *more, "--kimg=0.08"))
     assert [rank.wait() for rank in first] == [0] * 4
     then = processes.start_ranks(2, *run(tmp_path / "run", photos, *more))
     assert [rank.wait() for rank in then] == [0] * 2
-    one, other = (load_file(folder / "model" / "model.safetensors") for folder in (alone, tmp_path / "run"))
-    far = sum(float(((value - other[name]) ** 2).sum()) for name, value in one.items())
-    assert far < 1e-4 * sum(float((value**2).sum()) for value in one.values())
+    one, other = (load_file(folder / "model" / "model.safetensors") for folder in (single, tmp_path / "run"))
+    remote = sum(float(((value - other[name]) ** 2).sum()) for name, value in one.items())
+    assert remote < 1e-4 * sum(float((value**2).sum()) for value in one.values())
 
 
 def test_other_data_on_resume_is_noticed(photos, tmp_path):
@@ -163,9 +163,9 @@ def test_per_label(photos, tmp_path):
 
 def test_an_address_is_used_as_typed(photos, streamed, tmp_path):
     with run_nginx(photos, tmp_path / "nginx") as server:
-        far = trained(tmp_path / "run", f"{server.url}/", "--data.cache=stream", "--data.remote.cache_dir=")
-    assert networks(far) == networks(streamed)
-    assert f"path: {server.url}/" in (far / "run.yaml").read_text()
+        remote = trained(tmp_path / "run", f"{server.url}/", "--data.cache=stream", "--data.remote.cache_dir=")
+    assert networks(remote) == networks(streamed)
+    assert f"path: {server.url}/" in (remote / "run.yaml").read_text()
 
 
 class Stalling:
@@ -223,8 +223,8 @@ NO_LISTS = "location / { autoindex off; }"
 def shards(tmp_path_factory, photos) -> Path:
     """The good photos as tar shards with their index."""
     folder = tmp_path_factory.mktemp("sharded") / "shards"
-    made = run_cli("data", "convert", photos, folder.parent / "good.zip", "--skip-bad")
-    assert made.status == 0, made
+    result = run_cli("data", "convert", photos, folder.parent / "good.zip", "--skip-bad")
+    assert result.status == 0, result
     assert run_cli("data", "shard", folder.parent / "good.zip", folder, "--shard-mb=0.01").status == 0
     assert len(list(folder.glob("*.tar"))) > 1
     return folder
@@ -235,11 +235,11 @@ def test_shards_behind_an_address_are_the_same_training(shards, tmp_path):
     near = trained(tmp_path / "near", shards, "--data.cache=stream")
     server = servers.Nginx(shards.parent, tmp_path / "nginx", NO_LISTS)
     try:
-        far = trained(tmp_path / "far", f"{server.url}/shards")  # pyright: ignore[reportArgumentType]
+        remote = trained(tmp_path / "far", f"{server.url}/shards")  # pyright: ignore[reportArgumentType]
     finally:
         server.stop()
-    assert networks(near) == networks(far)
-    assert f"{server.url}/shards" in (far / "run.yaml").read_text()
+    assert networks(near) == networks(remote)
+    assert f"{server.url}/shards" in (remote / "run.yaml").read_text()
 
 
 def test_a_server_that_is_gone_ends_the_run_and_the_command_goes_on(shards, tmp_path):

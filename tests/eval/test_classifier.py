@@ -29,7 +29,7 @@ def halves(count=300, seed=0):
 
 
 @pytest.fixture
-def own_cache(monkeypatch, tmp_path):
+def isolated_cache(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     return tmp_path / "paragan" / SPACE_NAME
 
@@ -45,7 +45,7 @@ def test_number_of_parameters_equals_the_paper():
     assert net.eval()(torch.zeros(2, 3, 32, 32, dtype=torch.uint8)).shape == (2, 64)
 
 
-def test_classifier_is_trained_once_and_then_read_from_the_cache(own_cache, monkeypatch):
+def test_classifier_is_trained_once_and_then_read_from_the_cache(isolated_cache, monkeypatch):
     first = make_space()
     (note,) = first.notes
     assert float(note.split()[1]) > 95  # % of held-out reals
@@ -53,36 +53,36 @@ def test_classifier_is_trained_once_and_then_read_from_the_cache(own_cache, monk
     images = torch.from_numpy(halves()[0]).permute(0, 3, 1, 2)
     assert (first.logits(first(images)).argmax(1).numpy() == halves()[1]).mean() > 0.95
     monkeypatch.setattr(classifier, "train_classifier", None)
-    again = make_space()
-    assert (again, again.notes) == (first, first.notes)
-    assert torch.equal(again(images), first(images))
+    repeated = make_space()
+    assert (repeated, repeated.notes) == (first, first.notes)
+    assert torch.equal(repeated(images), first(images))
     with pytest.raises(TypeError):  # other data, other training
         make_space("others")
 
 
-def test_damaged_cache_file_is_replaced(own_cache):
+def test_damaged_cache_file_is_replaced(isolated_cache):
     first = make_space()
-    (file,) = own_cache.iterdir()
+    (file,) = isolated_cache.iterdir()
     file.write_bytes(file.read_bytes()[:100])
     assert make_space() == first
 
 
-def test_concurrent_trainings_use_the_first_result(own_cache, monkeypatch):
+def test_concurrent_trainings_use_the_first_result(isolated_cache, monkeypatch):
     """On other hardware they would be two, and their scores not comparable."""
     fit, faster = classifier.train_classifier, []
 
-    def other(x, y, classes, how, *more):
-        return fit(x, y, classes, dataclasses.replace(how, seed=9), *more)
+    def other(x, y, classes, options, *more):
+        return fit(x, y, classes, dataclasses.replace(options, seed=9), *more)
 
-    def overtaken(*given):
+    def overtaken(*provided):
         monkeypatch.setattr(classifier, "train_classifier", other)
         faster.append(make_space())
-        return fit(*given)
+        return fit(*provided)
 
     monkeypatch.setattr(classifier, "train_classifier", overtaken)
     slower = make_space()
     assert (slower, slower.notes) == (faster[0], faster[0].notes)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(own_cache / "elsewhere"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(isolated_cache / "elsewhere"))
     monkeypatch.setattr(classifier, "train_classifier", fit)
     assert make_space() != slower  # what it trained itself was another
 
@@ -93,7 +93,7 @@ def test_training_without_a_cache(monkeypatch, tmp_path):
     assert make_space().num_logits == 2
 
 
-def test_all_ranks_have_the_weights_of_rank_0(own_cache, on_ranks):
+def test_all_ranks_have_the_weights_of_rank_0(isolated_cache, on_ranks):
     spaces = on_ranks(3, lambda group: make_space(group=group))
     assert spaces[0] == spaces[1] == spaces[2]
     assert spaces[0].notes == spaces[2].notes
@@ -102,8 +102,8 @@ def test_all_ranks_have_the_weights_of_rank_0(own_cache, on_ranks):
 def test_training_depends_on_data_and_seed_only():
     images, labels = halves(100)
     x, y = torch.from_numpy(images).permute(0, 3, 1, 2), torch.from_numpy(labels)
-    how = ClassifierTraining(max_samples=128, batch=32)
-    one, two = (train_classifier(x, y, 2, how).linear.weight for _ in range(2))
+    options = ClassifierTraining(max_samples=128, batch=32)
+    one, two = (train_classifier(x, y, 2, options).linear.weight for _ in range(2))
     assert torch.equal(one, two)
     assert not torch.equal(
         one, train_classifier(x, y, 2, ClassifierTraining(max_samples=128, batch=32, seed=1)).linear.weight

@@ -41,7 +41,7 @@ CLASSIFIER = module_features("rows", Classifier(), 8, num_logits=8)
 
 def test_every_metric_yields_its_scores(digits, blurred):
     protocol = EvalProtocol(data="digits-8", split="train", ema=True, seed=4)
-    found = evaluate(blurred, digits, space=CLASSIFIER, metrics=EVERYTHING, protocol=protocol, count=300, batch=50)
+    result = evaluate(blurred, digits, space=CLASSIFIER, metrics=EVERYTHING, protocol=protocol, count=300, batch=50)
     names = [
         "fd_rows",
         "kid_rows",
@@ -51,9 +51,9 @@ def test_every_metric_yields_its_scores(digits, blurred):
         "density_rows",
         "coverage_rows",
     ]
-    assert [score.name for score in found] == names
-    assert all(np.isfinite(score.value) and score.seconds > 0 for score in found)
-    fd, distance, inception_score, precision, *_ = found
+    assert [score.name for score in result] == names
+    assert all(np.isfinite(score.value) and score.seconds > 0 for score in result)
+    fd, distance, inception_score, precision, *_ = result
     assert fd.protocol == {
         "space": "rows",
         "space_hash": CLASSIFIER.hash,
@@ -80,22 +80,22 @@ def test_scores_do_not_depend_on_the_number_of_ranks(on_ranks, digits, blurred, 
         more = {} if group is None else {"group": group}
         return evaluate(blurred, digits, space=CLASSIFIER, metrics=EVERYTHING, count=333, batch=50, **more)
 
-    alone = {score.name: score.value for score in scores()}
-    ranks = [{score.name: score.value for score in found} for found in on_ranks(size, scores)]
+    single = {score.name: score.value for score in scores()}
+    ranks = [{score.name: score.value for score in result} for result in on_ranks(size, scores)]
     assert all(rank == ranks[0] for rank in ranks)
-    assert ranks[0] == pytest.approx(alone, rel=1e-8)
+    assert ranks[0] == pytest.approx(single, rel=1e-8)
 
 
 @pytest.mark.parametrize("batch", [1, 64, 333])
 def test_scores_do_not_depend_on_the_batch(digits, blurred, batch):
     def scores(batch):
-        found = evaluate(blurred, digits, space=CLASSIFIER, metrics=EVERYTHING, count=333, batch=batch)
-        return {score.name: score.value for score in found}
+        result = evaluate(blurred, digits, space=CLASSIFIER, metrics=EVERYTHING, count=333, batch=batch)
+        return {score.name: score.value for score in result}
 
-    found, usual = scores(batch), scores(50)
-    assert found == pytest.approx(usual, rel=1e-9)
+    result, usual = scores(batch), scores(50)
+    assert result == pytest.approx(usual, rel=1e-9)
     counts = [name for name in usual if name.startswith(("precision", "recall", "density", "coverage"))]
-    assert [found[name] for name in counts] == [usual[name] for name in counts]
+    assert [result[name] for name in counts] == [usual[name] for name in counts]
 
 
 def test_scores_are_equal_on_processes(pool, digits):
@@ -105,14 +105,14 @@ def test_scores_are_equal_on_processes(pool, digits):
         from paragan.eval import evaluate, pixels
 
         fakes = torch.from_numpy(digits).permute(0, 3, 1, 2).roll(1, 3)
-        how = {"space": pixels(8, 1), "metrics": ["fd", "kid", "prdc"], "count": 250, "group": world.all_ranks}
-        return [s.value for s in evaluate(lambda rows: fakes[rows.start : rows.stop], digits, **how)]
+        options = {"space": pixels(8, 1), "metrics": ["fd", "kid", "prdc"], "count": 250, "group": world.all_ranks}
+        return [s.value for s in evaluate(lambda rows: fakes[rows.start : rows.stop], digits, **options)]
 
-    (alone,), two, four = (pool(size, job) for size in (1, 2, 4))
+    (single,), two, four = (pool(size, job) for size in (1, 2, 4))
     assert len({tuple(values) for values in two}) == len({tuple(values) for values in four}) == 1
-    assert two[0] == pytest.approx(alone, rel=1e-9)
-    assert four[0] == pytest.approx(alone, rel=1e-9)
-    assert alone[2:] == two[0][2:] == four[0][2:]  # counts
+    assert two[0] == pytest.approx(single, rel=1e-9)
+    assert four[0] == pytest.approx(single, rel=1e-9)
+    assert single[2:] == two[0][2:] == four[0][2:]  # counts
 
 
 def test_features_stay_on_their_rank(on_ranks, digits):
@@ -129,20 +129,20 @@ def test_pixel_distance_does_not_depend_on_the_number_of_ranks(on_ranks, digits,
     def distance(group):
         return evaluate(blurred, digits, space=PIXELS, metrics=["fd"], count=40, batch=16, group=group)[0]
 
-    alone = evaluate(blurred, digits, space=PIXELS, metrics=["fd"], count=40, batch=16)[0]
+    single = evaluate(blurred, digits, space=PIXELS, metrics=["fd"], count=40, batch=16)[0]
     for score in on_ranks(2, distance):
-        assert score.value == pytest.approx(alone.value, rel=1e-8)
-        assert not protocol_differences(score, alone)
+        assert score.value == pytest.approx(single.value, rel=1e-8)
+        assert not protocol_differences(score, single)
 
 
 def test_each_rank_samples_only_its_blocks(on_ranks, digits, blurred):
-    def drawn(group):
-        asked = []
-        fakes = lambda rows: asked.append(rows) or blurred(rows)  # noqa: E731
+    def samples(group):
+        request = []
+        fakes = lambda rows: request.append(rows) or blurred(rows)  # noqa: E731
         evaluate(fakes, digits, space=PIXELS, metrics=["fd"], count=100, batch=30, group=group)
-        return asked
+        return request
 
-    one, two = on_ranks(2, drawn)
+    one, two = on_ranks(2, samples)
     assert one == [range(30), range(60, 90)]
     assert two == [range(30, 60), range(90, 100)]
 
@@ -157,29 +157,29 @@ class LostPeerGroup:
 
 
 def test_lost_rank_is_detected_early(digits):
-    drawn = []
+    samples = []
 
     def sample(rows):
-        drawn.append(rows)
+        samples.append(rows)
         return torch.zeros(len(rows), 1, 8, 8, dtype=torch.uint8)
 
     reals = compute_feature_stats(digits, space=PIXELS, metrics=["fd"])
     with pytest.raises(ConnectionError, match="rank 1 is gone"):
         evaluate(sample, reals, space=PIXELS, metrics=["fd"], count=50_000, group=LostPeerGroup())
-    assert sum(map(len, drawn)) < 5_000
+    assert sum(map(len, samples)) < 5_000
 
 
 def test_feature_stats_of_reals_can_be_reused(digits, blurred):
     reals = compute_feature_stats(digits, space=PIXELS, metrics=["fd", "prdc"])
-    ask = {"space": PIXELS, "metrics": ["fd", "prdc"], "count": 100}
-    again, fresh = evaluate(blurred, reals, **ask), evaluate(blurred, digits, **ask)
-    assert [(s.name, s.value, s.protocol) for s in again] == [(s.name, s.value, s.protocol) for s in fresh]
+    query = {"space": PIXELS, "metrics": ["fd", "prdc"], "count": 100}
+    repeated, fresh = evaluate(blurred, reals, **query), evaluate(blurred, digits, **query)
+    assert [(s.name, s.value, s.protocol) for s in repeated] == [(s.name, s.value, s.protocol) for s in fresh]
     with pytest.raises(UsageError, match="stats are of the space pixels, not rows"):
         evaluate(blurred, reals, space=CLASSIFIER, metrics=["fd"], count=100)
     with pytest.raises(UsageError, match="Compute them with metrics=kid or prdc"):
-        evaluate(blurred, compute_feature_stats(digits, space=PIXELS, metrics=["fd"]), **ask)
+        evaluate(blurred, compute_feature_stats(digits, space=PIXELS, metrics=["fd"]), **query)
     with pytest.raises(UsageError, match="Compute them with metrics=fd or fid"):
-        evaluate(blurred, compute_feature_stats(digits, space=PIXELS, metrics=["kid"]), **ask)
+        evaluate(blurred, compute_feature_stats(digits, space=PIXELS, metrics=["kid"]), **query)
 
 
 def test_scores_of_too_few_images_have_notes(digits, blurred):
@@ -199,9 +199,9 @@ def test_a_line_of_metrics_jsonl_reads_back(digits, blurred):
 
 
 def test_scores_of_other_protocols_are_not_comparable(digits, blurred):
-    ask = {"space": PIXELS, "metrics": ["fd", "kid"]}
-    one, kid = evaluate(blurred, digits, count=100, protocol=EvalProtocol(split="train"), **ask)
-    two, _ = evaluate(blurred, digits, count=200, protocol=EvalProtocol(split="test"), **ask)
+    query = {"space": PIXELS, "metrics": ["fd", "kid"]}
+    one, kid = evaluate(blurred, digits, count=100, protocol=EvalProtocol(split="train"), **query)
+    two, _ = evaluate(blurred, digits, count=200, protocol=EvalProtocol(split="test"), **query)
     assert protocol_differences(one, two) == ["fakes", "split"]
     assert one.fingerprint != two.fingerprint
     assert protocol_differences(one, kid) == ["name", "subset_size", "subsets"]
@@ -258,9 +258,9 @@ def test_nothing_is_called_fid_but_fid(space):
 
 
 def test_unknown_metric_suggests_the_nearest():
-    for said, meant in (("fid50k", "fid50k_full"), ("FD", "fd"), ("iss", "is"), ("", "fd")):
+    for expected, meant in (("fid50k", "fid50k_full"), ("FD", "fd"), ("iss", "is"), ("", "fd")):
         with pytest.raises(UsageError, match=rf"did you mean {meant}\?"):
-            metric_names(said, INCEPTION)
+            metric_names(expected, INCEPTION)
 
 
 def test_too_many_features_for_a_covariance_raise():

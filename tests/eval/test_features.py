@@ -53,9 +53,9 @@ def test_other_weights_need_another_name(inception_file):
     space = inception_2015(inception_file, name="mine")
     assert (space.name, space.is_inception) == ("mine", False)
     assert space.hash == hashlib.sha256(inception_file.read_bytes()).hexdigest()[:16]
-    seen = space(torch.randint(0, 256, (2, 1, 8, 8), dtype=torch.uint8))
-    assert seen.shape == (2, 2048)
-    assert space.logits(seen).shape == (2, 1008)
+    observed = space(torch.randint(0, 256, (2, 1, 8, 8), dtype=torch.uint8))
+    assert observed.shape == (2, 2048)
+    assert space.logits(observed).shape == (2, 1008)
 
 
 def test_the_right_digest_makes_it_inception(monkeypatch, inception_file):

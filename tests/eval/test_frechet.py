@@ -96,10 +96,10 @@ def test_frechet_of_singular_covariances(digits):
 
 def test_frechet_does_not_cancel_far_from_the_origin():
     x, y = two_sets()
-    near, far = (
+    near, remote = (
         frechet_distance(gaussian(x + s), gaussian(y + s)).value for s in (0, 1e6 * torch.ones(16, dtype=torch.float64))
     )
-    assert far == pytest.approx(near, rel=1e-6)
+    assert remote == pytest.approx(near, rel=1e-6)
 
 
 def test_frechet_of_a_constant_is_distance_and_variance():
@@ -131,9 +131,9 @@ SPECTRA = {
 def test_error_bound_holds_for_commuting_covariances(spectra):
     s, t = (values.double() for values in spectra)
     exact = (s.sqrt() - t.sqrt()).square().sum().item()
-    found = frechet_distance(turned(s, 0), turned(t, 0))
-    assert abs(found.value - exact) <= found.error
-    assert found.value == pytest.approx(exact, rel=1e-5)
+    result = frechet_distance(turned(s, 0), turned(t, 0))
+    assert abs(result.value - exact) <= result.error
+    assert result.value == pytest.approx(exact, rel=1e-5)
 
 
 def test_error_bound_is_small_only_for_exact_cases():
@@ -149,8 +149,8 @@ def test_error_bound_is_small_only_for_exact_cases():
 def test_known_rank_removes_rounding():
     """40 vectors in 200 dimensions: 161 eigenvalues are rounding, and each root of 1e-16 would count 1e-8."""
     x, y = two_sets(40, 300, 200)
-    found = frechet_distance(gaussian(x), gaussian(y))
-    assert found.value == pytest.approx(from_features(x, y), rel=1e-11)
+    result = frechet_distance(gaussian(x), gaussian(y))
+    assert result.value == pytest.approx(from_features(x, y), rel=1e-11)
 
 
 def test_cholesky_factor_multiplies_back_for_any_rank():
@@ -166,6 +166,6 @@ def test_moments_do_not_depend_on_the_batch():
     x, _ = two_sets(1300, 2, 700)
     first = gaussian(*x.split(1))
     for batch in (7, 512, 1300):
-        again = gaussian(*x.split(batch))
-        assert torch.equal(again.covariance, first.covariance)
-        assert torch.equal(again.mean, first.mean)
+        repeated = gaussian(*x.split(batch))
+        assert torch.equal(repeated.covariance, first.covariance)
+        assert torch.equal(repeated.mean, first.mean)

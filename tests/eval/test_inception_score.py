@@ -37,13 +37,13 @@ def test_inception_score_is_torchmetrics_value(count, splits):
     metric = InceptionScore(nn.Identity(), splits, sync_on_compute=False)
     metric.update(logits)
     torch.manual_seed(5)
-    found = inception_score(logits, splits=splits, seed=5)
-    assert found == pytest.approx(metric.compute()[0].item(), rel=1e-12)
+    result = inception_score(logits, splits=splits, seed=5)
+    assert result == pytest.approx(metric.compute()[0].item(), rel=1e-12)
 
 
 def test_inception_score_is_the_same_on_any_number_of_ranks_and_for_any_batch(on_ranks):
     logits = torch.randn(300, 6, generator=torch.Generator().manual_seed(1))
-    alone = inception_score(logits, batch=300)
+    single = inception_score(logits, batch=300)
 
     def score(group):
         marginals = InceptionScoreSums(300, 6, 10, 0)
@@ -52,4 +52,4 @@ def test_inception_score_is_the_same_on_any_number_of_ranks_and_for_any_batch(on
         return marginals.compute(group)
 
     for size in (1, 2, 4):
-        assert on_ranks(size, score) == pytest.approx([alone] * size, rel=1e-13)
+        assert on_ranks(size, score) == pytest.approx([single] * size, rel=1e-13)

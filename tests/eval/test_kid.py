@@ -14,8 +14,8 @@ def two_sets(n=200, m=150, features=16, seed=0):
     return torch.randn(n, features, generator=g) @ mix, torch.randn(m, features, generator=g) @ mix.T + 0.3
 
 
-def kid(x, y, **how):
-    return kid_of_shares(FeatureShard(x, len(x), 10), FeatureShard(y, len(y), 10), **how)
+def kid(x, y, **options):
+    return kid_of_shares(FeatureShard(x, len(x), 10), FeatureShard(y, len(y), 10), **options)
 
 
 def brute_force_mmd(x, y):
@@ -54,8 +54,8 @@ def test_kid_is_torchmetrics_value():
 def test_kid_is_the_same_on_any_number_of_ranks_and_for_any_block(on_ranks, monkeypatch):
     monkeypatch.setattr(kid_module, "WINDOW_ROWS", 40)
     x, y = two_sets()
-    how = {"subsets": 5, "subset_size": 60}
-    alone = kid(x, y, **how)
+    options = {"subsets": 5, "subset_size": 60}
+    single = kid(x, y, **options)
 
     def part(z, block, group):
         return FeatureShard(
@@ -65,8 +65,8 @@ def test_kid_is_the_same_on_any_number_of_ranks_and_for_any_block(on_ranks, monk
         )
 
     for size, block in ((2, 10), (3, 7), (4, 64)):
-        found = on_ranks(
-            size, lambda group, b=block: kid_of_shares(part(x, b, group), part(y, b, group), group=group, **how)
+        result = on_ranks(
+            size, lambda group, b=block: kid_of_shares(part(x, b, group), part(y, b, group), group=group, **options)
         )
-        assert set(found) == {found[0]}
-        assert found[0] == pytest.approx(alone, rel=1e-10)
+        assert set(result) == {result[0]}
+        assert result[0] == pytest.approx(single, rel=1e-10)

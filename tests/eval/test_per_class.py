@@ -54,42 +54,42 @@ def score(metrics, group=None, count=200, wrong=10, space=SPACE, batch=16, label
 
 
 def test_intra_class_distance_is_the_mean_of_each_class_by_itself():
-    (found,) = score(["intra_fd"])
+    (result,) = score(["intra_fd"])
     each = {}
     for label, name in enumerate(NAMES):
         (reals, of_reals), (fakes, of_fakes) = make_images(300, 0), make_images(200, 1, 10)
         x = torch.from_numpy(fakes[of_fakes == label]).permute(0, 3, 1, 2)
-        how = {"space": SPACE, "metrics": ["fd"], "count": len(x)}
-        (alone,) = evaluate(lambda rows, x=x: x[rows.start : rows.stop], reals[of_reals == label], **how)
-        each[name] = alone.value
-    assert found.name == "intra_fd_four"
-    assert found.per_class == pytest.approx(each, rel=1e-9)
-    assert found.value == pytest.approx(sum(each.values()) / 2, rel=1e-9)
-    assert found.per_class["bright"] > 2 * found.per_class["dark"]
-    assert found.to_json()["per_class"] == found.per_class
-    assert found.error < 1e-6
+        options = {"space": SPACE, "metrics": ["fd"], "count": len(x)}
+        (single,) = evaluate(lambda rows, x=x: x[rows.start : rows.stop], reals[of_reals == label], **options)
+        each[name] = single.value
+    assert result.name == "intra_fd_four"
+    assert result.per_class == pytest.approx(each, rel=1e-9)
+    assert result.value == pytest.approx(sum(each.values()) / 2, rel=1e-9)
+    assert result.per_class["bright"] > 2 * result.per_class["dark"]
+    assert result.to_json()["per_class"] == result.per_class
+    assert result.error < 1e-6
 
 
 def test_accuracy_counts_correctly_classified_fakes():
-    (found,) = score(["accuracy"])
-    assert (found.name, found.value) == ("accuracy_four", 0.95)
-    assert found.per_class == {"dark": 1.0, "bright": 0.9}
-    assert found.protocol["reals"] is None
+    (result,) = score(["accuracy"])
+    assert (result.name, result.value) == ("accuracy_four", 0.95)
+    assert result.per_class == {"dark": 1.0, "bright": 0.9}
+    assert result.protocol["reals"] is None
 
 
 def test_scores_of_classes_do_not_depend_on_ranks_or_batch(on_ranks):
-    (alone, right) = score(["intra_fd", "accuracy"])
+    (single, right) = score(["intra_fd", "accuracy"])
     for size, batch in ((2, 16), (4, 9), (1, 200)):
-        for found, accuracy in on_ranks(size, lambda group, b=batch: score(["intra_fd", "accuracy"], group, batch=b)):
-            assert found.per_class == pytest.approx(alone.per_class, rel=1e-9)
+        for result, accuracy in on_ranks(size, lambda group, b=batch: score(["intra_fd", "accuracy"], group, batch=b)):
+            assert result.per_class == pytest.approx(single.per_class, rel=1e-9)
             assert accuracy.per_class == right.per_class
 
 
 def test_class_with_too_few_images_is_left_out_with_a_note():
-    (found,) = score(["intra_fd"], count=3, wrong=0)  # dark, bright, dark
-    assert list(found.per_class) == ["dark"]
-    assert "too few images of 1 of 2 classes (bright)" in found.notes
-    assert any("2 fakes for 4 features: biased upwards" in note for note in found.notes)
+    (result,) = score(["intra_fd"], count=3, wrong=0)  # dark, bright, dark
+    assert list(result.per_class) == ["dark"]
+    assert "too few images of 1 of 2 classes (bright)" in result.notes
+    assert any("2 fakes for 4 features: biased upwards" in note for note in result.notes)
     with pytest.raises(UsageError, match="no class with two reals has two fakes"):
         score(["intra_fd"], count=2, wrong=0)
 
@@ -127,12 +127,12 @@ class NonFinite(Brightness):
 def test_nonfinite_features_raise_on_all_ranks(metric, on_ranks):
     space = dataclasses.replace(module_features("once", NonFinite(), 4, num_logits=2), classes=NAMES)
 
-    def says(group):
+    def message_of(group):
         with pytest.raises(UsageError, match="features that are not finite"):
             score([metric], space=space, group=group)
         return True
 
-    assert on_ranks(2, says) == [True, True]
+    assert on_ranks(2, message_of) == [True, True]
 
 
 @pytest.mark.parametrize("fakes", [np.full(200, 2), np.full(200, -1), np.zeros(3, int)])
@@ -140,10 +140,12 @@ def test_labels_of_no_class_raise(fakes):
     (reals, real_labels), (images, _) = make_images(300, 0), make_images(200, 1)
     x = torch.from_numpy(images).permute(0, 3, 1, 2)
     labels = ClassLabels(NAMES, real_labels, lambda rows: fakes[rows.start : rows.stop])
-    how = {"space": SPACE, "count": 200, "labels": labels}
+    options = {"space": SPACE, "count": 200, "labels": labels}
     with pytest.raises(UsageError, match="expected one of 0 to 1 for each image"):
-        evaluate(lambda rows: x[rows.start : rows.stop], reals, metrics=["intra_fd"], **how)
-    assert evaluate(lambda rows: x[rows.start : rows.stop], reals, metrics=["fd"], **how)  # which asks for no labels
+        evaluate(lambda rows: x[rows.start : rows.stop], reals, metrics=["intra_fd"], **options)
+    assert evaluate(
+        lambda rows: x[rows.start : rows.stop], reals, metrics=["fd"], **options
+    )  # which asks for no labels
 
 
 def test_classifier_of_other_classes_raises():

@@ -14,16 +14,16 @@ def two_sets(n=200, m=150, features=16, seed=0):
     return torch.randn(n, features, generator=g) @ mix, torch.randn(m, features, generator=g) @ mix.T + 0.3
 
 
-def prdc(x, y, k, **how):
-    return prdc_of_shares(FeatureShard(x, len(x), 8), FeatureShard(y, len(y), 8), k, **how)
+def prdc(x, y, k, **options):
+    return prdc_of_shares(FeatureShard(x, len(x), 8), FeatureShard(y, len(y), 8), k, **options)
 
 
 def brute_force_prdc(x, y, k):
     def reach(z):
         return [sorted(np.linalg.norm(a - b) for j, b in enumerate(z) if j != i)[k - 1] for i, a in enumerate(z)]
 
-    apart = np.linalg.norm(x[:, None] - y[None], axis=2)
-    in_real, in_fake = apart <= np.array(reach(x))[:, None], apart <= np.array(reach(y))[None]
+    separate = np.linalg.norm(x[:, None] - y[None], axis=2)
+    in_real, in_fake = separate <= np.array(reach(x))[:, None], separate <= np.array(reach(y))[None]
     return in_real.any(0).mean(), in_fake.any(1).mean(), in_real.sum() / k / len(y), in_real.any(1).mean()
 
 
@@ -44,15 +44,15 @@ def test_prdc_of_equal_and_of_distant_sets():
 
 def test_prdc_of_a_collapsed_generator():
     x, _ = two_sets(50)
-    found = prdc(x, x[:1].repeat(50, 1), 5)
-    assert found.precision == 1
-    assert found.recall == 1 / 50  # the one image that it copies
+    result = prdc(x, x[:1].repeat(50, 1), 5)
+    assert result.precision == 1
+    assert result.recall == 1 / 50  # the one image that it copies
 
 
 def test_prdc_is_the_same_on_any_number_of_ranks_and_for_any_block(on_ranks, monkeypatch):
     monkeypatch.setattr(precision_recall, "WINDOW_ROWS", 24)
     x, y = two_sets(60, 45, 4)
-    alone = prdc(x, y, 3, chunk=16)
+    single = prdc(x, y, 3, chunk=16)
 
     def part(z, block, group):
         return FeatureShard(
@@ -62,10 +62,10 @@ def test_prdc_is_the_same_on_any_number_of_ranks_and_for_any_block(on_ranks, mon
         )
 
     for size, block in ((2, 16), (4, 7), (5, 20)):  # of the last, ranks 3 and 4 have none
-        found = on_ranks(
+        result = on_ranks(
             size, lambda group, b=block: prdc_of_shares(part(x, b, group), part(y, b, group), 3, chunk=16, group=group)
         )
-        assert set(found) == {alone}
+        assert set(result) == {single}
 
 
 def test_prdc_needs_more_images_than_neighbors():

@@ -26,13 +26,13 @@ EVERYTHING = ["fd", "kid", "intra_fd"]
 
 
 class Rows(nn.Module):
-    """Mean rows, and how often it was asked."""
+    """Return the mean rows of images, and count the images."""
 
-    asked = 0
+    num_probed = 0
     scale = 1.0
 
     def forward(self, images):
-        type(self).asked += len(images) > NUM_PROBE_IMAGES
+        type(self).num_probed += len(images) > NUM_PROBE_IMAGES
         return self.scale * images.float().mean(3).flatten(1) / 255
 
 
@@ -52,26 +52,29 @@ def labelled(digits):
 
 
 def test_features_of_reals_are_computed_once(cache_folder, digits, space):
-    how = {"space": space, "metrics": EVERYTHING, "labels": labelled(digits)}
-    plain, first = compute_feature_stats(digits, **how), compute_feature_stats(digits, data_digest="digits", **how)
-    Rows.asked = 0
-    again = compute_feature_stats(digits, data_digest="digits", **how)
-    assert Rows.asked == 0
+    options = {"space": space, "metrics": EVERYTHING, "labels": labelled(digits)}
+    plain, first = (
+        compute_feature_stats(digits, **options),
+        compute_feature_stats(digits, data_digest="digits", **options),
+    )
+    Rows.num_probed = 0
+    repeated = compute_feature_stats(digits, data_digest="digits", **options)
+    assert Rows.num_probed == 0
     assert len(list(cache_folder.iterdir())) == 3
-    for found in (first, again):
-        assert (found.image_shape, found.count) == (plain.image_shape, plain.count) == ((1, 8, 8), 1797)
-        assert torch.equal(found.get(GaussianAcc()).covariance, plain.get(GaussianAcc()).covariance)
-        assert torch.equal(found.get(FeatureAcc()).local, plain.get(FeatureAcc()).local)
-        assert [g.count for g in found.get(ClassGaussianAcc())] == [899, 898]
-    compute_feature_stats(digits, data_digest="others", **how)
-    assert Rows.asked > 0
+    for result in (first, repeated):
+        assert (result.image_shape, result.count) == (plain.image_shape, plain.count) == ((1, 8, 8), 1797)
+        assert torch.equal(result.get(GaussianAcc()).covariance, plain.get(GaussianAcc()).covariance)
+        assert torch.equal(result.get(FeatureAcc()).local, plain.get(FeatureAcc()).local)
+        assert [g.count for g in result.get(ClassGaussianAcc())] == [899, 898]
+    compute_feature_stats(digits, data_digest="others", **options)
+    assert Rows.num_probed > 0
 
 
 def test_changed_code_of_a_space_is_computed_again(cache_folder, digits, space, monkeypatch):
-    how = {"space": space, "metrics": ["fd", "kid"], "data_digest": "digits"}
-    first = compute_feature_stats(digits, **how)
+    options = {"space": space, "metrics": ["fd", "kid"], "data_digest": "digits"}
+    first = compute_feature_stats(digits, **options)
     monkeypatch.setattr(Rows, "scale", 2.0)
-    changed = compute_feature_stats(digits, **how)
+    changed = compute_feature_stats(digits, **options)
     assert torch.equal(changed.get(FeatureAcc()).local, 2 * first.get(FeatureAcc()).local)
     torch.testing.assert_close(changed.get(GaussianAcc()).mean, 2 * first.get(GaussianAcc()).mean)
 
@@ -81,25 +84,25 @@ def test_cache_serves_any_number_of_ranks(cache_folder, on_ranks, digits, blurre
         reals = compute_feature_stats(
             digits, space=space, metrics=["fd", "kid"], data_digest="digits", group=group, batch=50
         )
-        how = {"space": space, "metrics": ["fd", "kid"], "count": 200, "batch": 50, "group": group}
-        return [score.value for score in evaluate(blurred, reals, **how)]
+        options = {"space": space, "metrics": ["fd", "kid"], "count": 200, "batch": 50, "group": group}
+        return [score.value for score in evaluate(blurred, reals, **options)]
 
     first = on_ranks(3, scores)
-    Rows.asked = 0
-    again = on_ranks(2, scores)
-    assert Rows.asked == 4  # for the fakes alone
-    assert again[0] == again[1] == pytest.approx(first[0], rel=1e-9)
+    Rows.num_probed = 0
+    repeated = on_ranks(2, scores)
+    assert Rows.num_probed == 4  # for the fakes alone
+    assert repeated[0] == repeated[1] == pytest.approx(first[0], rel=1e-9)
 
 
 def test_damaged_cache_is_computed_again(cache_folder, digits, space):
-    how = {"space": space, "metrics": ["fd", "kid"], "data_digest": "digits"}
-    first = compute_feature_stats(digits, **how)
+    options = {"space": space, "metrics": ["fd", "kid"], "data_digest": "digits"}
+    first = compute_feature_stats(digits, **options)
     for file in cache_folder.iterdir():
         file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
-    Rows.asked = 0
-    again = compute_feature_stats(digits, **how)
-    assert Rows.asked > 0
-    assert torch.equal(again.get(GaussianAcc()).covariance, first.get(GaussianAcc()).covariance)
+    Rows.num_probed = 0
+    repeated = compute_feature_stats(digits, **options)
+    assert Rows.num_probed > 0
+    assert torch.equal(repeated.get(GaussianAcc()).covariance, first.get(GaussianAcc()).covariance)
 
 
 def test_cheap_results_are_not_cached(cache_folder, digits):
@@ -123,12 +126,12 @@ def test_unwritable_cache_is_ignored(tmp_path):
 
 
 def test_cache_with_concurrent_writers(tmp_path):
-    def keep(number):  # of which there is room for two
+    def retain(number):  # of which there is room for two
         result_cache.store(tmp_path / str(number % 5), lambda aside: aside.write_bytes(bytes(10)), max_bytes=20)
 
     with ThreadPoolExecutor(4) as pool:
-        list(pool.map(keep, range(300)))
-    keep(0)
+        list(pool.map(retain, range(300)))
+    retain(0)
     assert "0" in {file.name for file in tmp_path.iterdir()}
     assert len(list(tmp_path.iterdir())) <= 2
 
@@ -160,15 +163,15 @@ def saved(file, **arrays):
 
 
 def test_file_of_mu_and_sigma_replaces_the_reals(stats, digits, blurred):
-    ask = {"space": PIXELS, "metrics": ["fd"], "count": 100}
-    (found,) = evaluate(blurred, load_reference_stats(stats(), PIXELS), **ask)
-    (plain,) = evaluate(blurred, digits, **ask)
-    assert found.value == pytest.approx(plain.value, rel=1e-5)  # pixels are float32
-    assert found.protocol["reals"] is None
-    assert found.protocol["data"].startswith("stats.npz ")
-    assert found.fingerprint != plain.fingerprint
+    request = {"space": PIXELS, "metrics": ["fd"], "count": 100}
+    (result,) = evaluate(blurred, load_reference_stats(stats(), PIXELS), **request)
+    (plain,) = evaluate(blurred, digits, **request)
+    assert result.value == pytest.approx(plain.value, rel=1e-5)  # pixels are float32
+    assert result.protocol["reals"] is None
+    assert result.protocol["data"].startswith("stats.npz ")
+    assert result.fingerprint != plain.fingerprint
     known = load_reference_stats(stats(count=1797, space_hash=PIXELS.hash, image=(1, 8, 8)), PIXELS)
-    assert evaluate(blurred, known, **ask)[0].protocol["reals"] == 1797
+    assert evaluate(blurred, known, **request)[0].protocol["reals"] == 1797
 
 
 @pytest.mark.parametrize(
@@ -202,14 +205,14 @@ def test_file_that_is_no_npz_raises(tmp_path):
 
 
 def test_file_with_other_compression_or_wrong_sizes_raises(stats, tmp_path):
-    whole, other = stats(), tmp_path / "other.npz"
+    complete, other = stats(), tmp_path / "other.npz"
     header = io.BytesIO()
     np.lib.format.write_array_header_1_0(header, {"descr": "<f8", "fortran_order": False, "shape": (10**14,)})
     with zipfile.ZipFile(other, "w") as file:
         file.writestr("mu.npy", header.getvalue())
     with pytest.raises(UsageError, match="is no complete npz of plain arrays"):
         load_reference_stats(other, PIXELS)
-    with np.load(whole) as arrays, zipfile.ZipFile(other, "w", zipfile.ZIP_LZMA) as file:
+    with np.load(complete) as arrays, zipfile.ZipFile(other, "w", zipfile.ZIP_LZMA) as file:
         for name in ("mu", "sigma"):
             data = io.BytesIO()
             np.save(data, arrays[name])

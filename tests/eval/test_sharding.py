@@ -14,7 +14,7 @@ def test_blocks_cover_all_rows_and_gather_in_order(on_ranks, count, block, size)
         mine = [i for rows in block_shards(count, block, group.rank, group.size) for i in rows]
         return gather_all(FeatureShard(x[mine], count, block), group)
 
-    assert all(torch.equal(found, x) for found in on_ranks(size, gathered))
+    assert all(torch.equal(result, x) for result in on_ranks(size, gathered))
 
 
 @pytest.mark.parametrize("most", [1, 8, 1000])
@@ -22,9 +22,9 @@ def test_windows_yield_all_rows_in_order(on_ranks, most):
     x = torch.arange(2.0 * 53).view(53, 2)
 
     def walked(group):
-        own = torch.cat([x[r.start : r.stop] for r in block_shards(53, 4, group.rank, group.size)])
-        share = FeatureShard(own, 53, 4)
-        assert torch.equal(x[share.rows(group)], own)
+        private = torch.cat([x[r.start : r.stop] for r in block_shards(53, 4, group.rank, group.size)])
+        share = FeatureShard(private, 53, 4)
+        assert torch.equal(x[share.rows(group)], private)
         return list(share.windows(group, most))
 
     for size in (1, 2, 3, 4):

@@ -68,13 +68,17 @@ def test_a_handwritten_links_file(tmp_path):
 
 def test_links_round_trip(tmp_path):
     links = read_links(written(tmp_path, BY_HAND))
-    again = read_links(written(tmp_path, links_to_yaml(links)))
+    repeated = read_links(written(tmp_path, links_to_yaml(links)))
     for a in range(4):
         for b in range(4):
-            one, other = links.link_between(a, b), again.link_between(a, b)
+            one, other = links.link_between(a, b), repeated.link_between(a, b)
             assert math.isclose(one.bandwidth, other.bandwidth, rel_tol=1e-3)
             assert math.isclose(one.latency, other.latency, rel_tol=1e-3)
-    assert (again.duplex_efficiency, again.contention_efficiency, again.initial_window_bytes) == (0.98, 1.0, 14480)
+    assert (repeated.duplex_efficiency, repeated.contention_efficiency, repeated.initial_window_bytes) == (
+        0.98,
+        1.0,
+        14480,
+    )
 
 
 def test_links_from_pairs_only(tmp_path):
@@ -83,7 +87,7 @@ def test_links_from_pairs_only(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "reported"),
     [
         ("hosts: 3\nup: 1 Gbit/s\npairs: {0-1: '1 Gbit/s, 1 ms'}", "pairs lacks 0-2"),
         ("hosts: 2\nup: -3 Mbit/s\nlatency: 1 ms", "a rate must be above 0"),
@@ -101,10 +105,10 @@ def test_links_from_pairs_only(tmp_path):
         (f"hosts: 2\nup: {'9' * 400}\nlatency: 1 ms", "a rate must be above 0"),
     ],
 )
-def test_a_bad_file_is_one_line_that_names_the_field(tmp_path, text, told):
+def test_a_bad_file_is_one_line_that_names_the_field(tmp_path, text, reported):
     with pytest.raises(UsageError) as caught:
         read_links(written(tmp_path, text))
-    assert told in str(caught.value)
+    assert reported in str(caught.value)
     assert "links.yaml" in str(caught.value)
     assert "\n" not in str(caught.value)
 

@@ -86,12 +86,12 @@ def test_scores_that_look_equal_have_no_best(tmp_path):
 
 
 def test_seeds_are_comparable_and_truncations_are_not(tmp_path):
-    drawn = {"features": "inception", "truncation": 1.0}
-    a, b = (make_run_dir(tmp_path / f"{n}", scores=[score(n, 40, protocol=drawn | {"seed": n})]) for n in (1, 2))
+    samples = {"features": "inception", "truncation": 1.0}
+    a, b = (make_run_dir(tmp_path / f"{n}", scores=[score(n, 40, protocol=samples | {"seed": n})]) for n in (1, 2))
     page = compare(tmp_path, a, b)
     assert "not comparable" not in page.words
     assert page.attributes("class").count("n best") == 1
-    c = make_run_dir(tmp_path / "c", scores=[score(5, 40, protocol=drawn | {"seed": 1, "truncation": 0.5})])
+    c = make_run_dir(tmp_path / "c", scores=[score(5, 40, protocol=samples | {"seed": 1, "truncation": 0.5})])
     assert "truncation 0.5, not 1." in compare(tmp_path, a, c).words
 
 

@@ -402,10 +402,10 @@ def test_many_large_grids_stay_under_the_limit(fresh, side):
         write_noise(fresh / f"fakes{kimg:06d}.png", side, "RGB", kimg)
     write_noise(fresh / "reals.png", side, "RGB", 99)
     images = parse_page(fresh).attributes("src")
-    shown = [Image.open(io.BytesIO(base64.b64decode(image.partition(",")[2]))) for image in images]
-    assert len(shown) == MAX_GRIDS + 1
-    assert shown[0].width == side
-    assert shown[-1].width == side
+    displayed = [Image.open(io.BytesIO(base64.b64decode(image.partition(",")[2]))) for image in images]
+    assert len(displayed) == MAX_GRIDS + 1
+    assert displayed[0].width == side
+    assert displayed[-1].width == side
 
 
 def test_very_large_grids_are_fewer_and_smaller(fresh, monkeypatch):

@@ -59,15 +59,15 @@ def test_different_protocols_are_separate_series(change, difference):
 
 
 def test_scores_of_a_sweep_are_separate_and_comparable():
-    drawn = {**PROTOCOL, "truncation": 1.0, "seed": 0}
-    rows = [row(9, protocol=drawn | more) for more in ({}, {"truncation": 0.5}, {"seed": 3, "truncation": 0.7})]
+    samples = {**PROTOCOL, "truncation": 1.0, "seed": 0}
+    rows = [row(9, protocol=samples | more) for more in ({}, {"truncation": 0.5}, {"seed": 3, "truncation": 0.7})]
     rows[1]["fingerprint"] = "as older ones had"
     assert [(one.differences, one.sweep_label) for one in group_scores(rows)] == [
         ((), ""),
         ((), "truncation 0.5"),
         ((), "truncation 0.7, seed 3"),
     ]
-    _, other = group_scores([rows[0], row(9, protocol=drawn | {"truncation": 0.5, "generated": 10})])
+    _, other = group_scores([rows[0], row(9, protocol=samples | {"truncation": 0.5, "generated": 10})])
     assert other.differences == ("generated 10, not 50,000",)
 
 

@@ -14,10 +14,10 @@ def line(values, name="G"):
 def test_thinning_keeps_ends_spikes_and_gaps():
     values = np.sin(np.arange(100_000.0))
     values[12_345], values[54_321], values[77_777] = 9, -9, np.nan
-    shown = downsample_indices(values)
-    assert shown.size <= MAX_POINTS
-    assert {0, 12_345, 54_321, 77_777, 99_999} <= set(shown)
-    assert (np.diff(shown) > 0).all()
+    displayed = downsample_indices(values)
+    assert displayed.size <= MAX_POINTS
+    assert {0, 12_345, 54_321, 77_777, 99_999} <= set(displayed)
+    assert (np.diff(displayed) > 0).all()
 
 
 def test_few_points_are_all_shown():
@@ -30,9 +30,9 @@ def test_one_explosion_does_not_flatten_the_curve():
     low, high = axis_limits(values)
     assert low < values.min()
     assert high < 20
-    made = make_chart("Losses", "", [line(values)])
-    assert made is not None
-    assert made.notes == ("1 of 1,000 beyond the axis",)
+    chart = make_chart("Losses", "", [line(values)])
+    assert chart is not None
+    assert chart.notes == ("1 of 1,000 beyond the axis",)
 
 
 @pytest.mark.parametrize(
@@ -54,16 +54,16 @@ def test_nothing_to_draw_is_no_chart(values):
 
 
 def test_values_that_are_not_finite_are_counted_and_left_open():
-    made = make_chart("Losses", "", [line([1, np.nan, 2, np.inf, 3, 1e300, 4])])
-    assert made is not None
-    assert made.notes == ("2 of 7 not finite", "1 of 7 beyond the axis")
+    chart = make_chart("Losses", "", [line([1, np.nan, 2, np.inf, 3, 1e300, 4])])
+    assert chart is not None
+    assert chart.notes == ("2 of 7 not finite", "1 of 7 beyond the axis")
 
 
 def test_tick_labels_are_exact():
-    made = make_chart("kid", "", [line([0, 0.1])])
-    assert made is not None
+    chart = make_chart("kid", "", [line([0, 0.1])])
+    assert chart is not None
     labels = [
-        float(text.replace(number_format.MINUS, "-")) for text in re.findall(r"<text[^>]*>([^<]+)</text>", made.svg)
+        float(text.replace(number_format.MINUS, "-")) for text in re.findall(r"<text[^>]*>([^<]+)</text>", chart.svg)
     ]
     heights = labels[-5:]
     assert heights == pytest.approx([0, 0.025, 0.05, 0.075, 0.1])
@@ -80,9 +80,9 @@ def test_a_drawing_is_an_element_of_its_page():
 
 
 def test_a_hostile_name_stays_text():
-    made = make_chart('"><script>', "", [line([1, 2])])
-    assert made is not None
-    assert "<script>" not in made.svg
+    chart = make_chart('"><script>', "", [line([1, 2])])
+    assert chart is not None
+    assert "<script>" not in chart.svg
 
 
 @pytest.mark.parametrize(

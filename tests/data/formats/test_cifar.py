@@ -44,16 +44,16 @@ def hundred(folder: Path, write=pickle_python2) -> Path:
 @pytest.mark.parametrize("form", [ten, hundred])
 def test_the_training_images(tmp_path, form, writer):
     where = form(tmp_path, WRITERS[writer])
-    for found in (
+    for result in (
         open_source(str(where)),
         open_cifar(FakeRemoteFileSystem(where), FakeRemoteFileSystem(where).list_dir()),
     ):
-        assert (read_all_pixels(found) == IMAGES).all()
-        assert found.labels is not None
-        assert found.labels.tolist() == LABELS
-        assert found.labels.dtype == np.int64
-        assert found.classes == (("ant", "bee", "cat", "dog") if form is ten else ("a", "b", "c", "d"))
-    assert found.notes[0].startswith("CIFAR's data_batch_1, data_batch_2" if form is ten else "CIFAR's train")
+        assert (read_all_pixels(result) == IMAGES).all()
+        assert result.labels is not None
+        assert result.labels.tolist() == LABELS
+        assert result.labels.dtype == np.int64
+        assert result.classes == (("ant", "bee", "cat", "dog") if form is ten else ("a", "b", "c", "d"))
+    assert result.notes[0].startswith("CIFAR's data_batch_1, data_batch_2" if form is ten else "CIFAR's train")
     assert open_source(str(where), labels=False).labels is None
 
 
@@ -68,17 +68,17 @@ def test_without_names_classes_are_numbers(tmp_path):
 def test_array_batches_keep_order(dtype, order, writer):
     if writer == "python2" and order == "F":
         return
-    wanted = np.asarray(np.arange(24).reshape(2, 3, 4).astype(dtype), order=order)  # pyright: ignore
-    found = to_array(safe_unpickle(WRITERS[writer](wanted)))
-    assert (found == wanted).all()
-    assert found.dtype == wanted.dtype
+    target = np.asarray(np.arange(24).reshape(2, 3, 4).astype(dtype), order=order)  # pyright: ignore
+    result = to_array(safe_unpickle(WRITERS[writer](target)))
+    assert (result == target).all()
+    assert result.dtype == target.dtype
 
 
 class Trap:
     """Unpickling this leaves a file behind."""
 
-    def __init__(self, how, *arguments):
-        self.how, self.arguments = how, arguments
+    def __init__(self, options, *arguments):
+        self.how, self.arguments = options, arguments
 
     def __reduce__(self):
         return self.how, self.arguments
@@ -127,8 +127,8 @@ def test_pickles_that_run_code_are_refused(program):
 
 
 def test_attributes_that_are_set_stay_nowhere():
-    made = safe_unpickle(b"\x80\x02cnumpy\nndarray\n}U\x01aK\x01sb.")
-    assert not hasattr(made, "a")
+    array = safe_unpickle(b"\x80\x02cnumpy\nndarray\n}U\x01aK\x01sb.")
+    assert not hasattr(array, "a")
     assert not hasattr(np.ndarray, "a")
 
 
@@ -138,7 +138,7 @@ def test_other_objects_are_named(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("batch", "said"),
+    ("batch", "expected"),
     [
         ({"labels": LABELS}, "data cannot be read: it is not an array"),
         ({"data": ROWS.astype("i8"), "labels": LABELS}, "data is int64 [25, 3072], expected uint8"),
@@ -152,12 +152,12 @@ def test_other_objects_are_named(tmp_path):
         ([1], "it holds no dict"),
     ],
 )
-def test_invalid_files_are_refused_with_the_reason(tmp_path, batch, said):
+def test_invalid_files_are_refused_with_the_reason(tmp_path, batch, expected):
     ten(tmp_path)
     for number in range(2, 6):
         (tmp_path / f"data_batch_{number}").unlink()
-    (tmp_path / "data_batch_1").write_bytes(pickle_python2(batch) if "f4" not in said else pickle.dumps(batch, 2))
-    assert said in open_error(tmp_path)
+    (tmp_path / "data_batch_1").write_bytes(pickle_python2(batch) if "f4" not in expected else pickle.dumps(batch, 2))
+    assert expected in open_error(tmp_path)
     (tmp_path / "data_batch_1").write_bytes(b"no pickle")
     assert f"{tmp_path / 'data_batch_1'} is not a file of CIFAR: it is not a pickle" in open_error(tmp_path)
 

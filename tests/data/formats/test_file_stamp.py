@@ -71,16 +71,16 @@ def noise(file: Path, other: Path) -> None:
 
 @pytest.mark.parametrize("change", [written_over, replaced, cut, emptied, noise])
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("begun", [True, False], ids=["begun", "fresh"])
-def test_a_changed_file_is_read_as_it_was_or_refused(tmp_path, form, change, begun):
+@pytest.mark.parametrize("started", [True, False], ids=["started", "fresh"])
+def test_a_changed_file_is_read_as_it_was_or_refused(tmp_path, form, change, started):
     file, other = stored(tmp_path / "old", form, OLD), stored(tmp_path / "new", form, NEW)
-    found = open_source(str(file))
-    if begun:
-        found.read(0)
+    result = open_source(str(file))
+    if started:
+        result.read(0)
     change(file, other)
     for index in range(len(OLD)):
         try:
-            image = np.asarray(decode_image(found.read(index)))
+            image = np.asarray(decode_image(result.read(index)))
         except (DecodeError, RunError) as error:
             assert "\n" not in str(error)  # noqa: PT017
         else:
@@ -90,10 +90,10 @@ def test_a_changed_file_is_read_as_it_was_or_refused(tmp_path, form, change, beg
 @pytest.mark.parametrize("form", ["npz", "h5", "chunked"])
 def test_without_checksums_a_change_ends_the_run_by_name(tmp_path, form):
     file = stored(tmp_path / "old", form, OLD)
-    found = open_source(str(file))
+    result = open_source(str(file))
     os.utime(file, (1, 1))
     with pytest.raises(RunError, match=rf"^data: {file} was changed while it was used: restore it"):
-        found.read(3)
+        result.read(3)
     assert detect_format(open_source(str(file)).read(3)) == "pixels"
     file.unlink()
 
@@ -101,10 +101,10 @@ def test_without_checksums_a_change_ends_the_run_by_name(tmp_path, form):
 @pytest.mark.parametrize("form", FORMS)
 def test_one_that_is_removed_goes_on(tmp_path, form):
     file = stored(tmp_path / "old", form, OLD)
-    found = open_source(str(file))
-    found.read(0)
+    result = open_source(str(file))
+    result.read(0)
     file.unlink()
-    assert (np.asarray(decode_image(found.read(3))) == OLD[3]).all()
+    assert (np.asarray(decode_image(result.read(3))) == OLD[3]).all()
 
 
 def test_what_is_held_in_memory_is_no_map(tmp_path):
@@ -116,7 +116,7 @@ def test_what_is_held_in_memory_is_no_map(tmp_path):
 
 def test_an_archive_that_grows_goes_on(tmp_path):
     file = stored(tmp_path / "old", "zip", OLD)
-    found = open_source(str(file))
+    result = open_source(str(file))
     with zipfile.ZipFile(file, "a") as archive:
         archive.writestr("more.txt", "more")
-    assert (np.asarray(decode_image(found.read(3))) == OLD[3]).all()
+    assert (np.asarray(decode_image(result.read(3))) == OLD[3]).all()

@@ -25,19 +25,19 @@ def blocks(tmp_path_factory) -> dict[str, dict]:
     for name in ("work", "home", "cache", "tmp"):
         (folder / name).mkdir()
     places = {"HOME": str(folder / "home"), "TMPDIR": str(folder / "tmp"), "PYTHONPATH": str(ROOT)}
-    with (folder / "tmp" / "said").open("w") as said:
+    with (folder / "tmp" / "said").open("w") as expected:
         ran = subprocess.run(
             [sys.executable, Path(fuzz.__file__), folder, *fuzz.CASES],
             cwd=folder / "work",
             env={**os.environ, **places},
             stdout=subprocess.PIPE,
-            stderr=said,
+            stderr=expected,
             timeout=LONGEST_S,
             text=True,
         )
-    found = {one["block"]: one for one in map(json.loads, ran.stdout.splitlines())}
+    result = {one["block"]: one for one in map(json.loads, ran.stdout.splitlines())}
     last = (folder / "tmp" / "said").read_text()[-3000:]
-    return {name: found.get(name, {"ended": f"status {ran.returncode} after: {last}"}) for name in fuzz.CASES}
+    return {name: result.get(name, {"ended": f"status {ran.returncode} after: {last}"}) for name in fuzz.CASES}
 
 
 @pytest.mark.parametrize("name", fuzz.CASES)

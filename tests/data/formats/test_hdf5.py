@@ -18,25 +18,25 @@ LABELS = np.arange(30) % 3
 FIRST = np.ascontiguousarray(IMAGES.transpose(0, 3, 1, 2))  # [N, C, H, W]
 
 
-def stored(path: Path, labels=LABELS, key: str = "imgs", data=FIRST, **how) -> Path:
+def stored(path: Path, labels=LABELS, key: str = "imgs", data=FIRST, **options) -> Path:
     with h5py.File(path, "w") as file:
-        file.create_dataset(key, data=data, **how)
+        file.create_dataset(key, data=data, **options)
         if labels is not None:
             file["labels"] = labels
     return path
 
 
-@pytest.mark.parametrize("how", [{}, {"chunks": (7, 3, 8, 8)}, {"chunks": (4, 3, 8, 8), "compression": "lzf"}])
-def test_biggans_form(tmp_path, how):
-    where = stored(tmp_path / "a.h5", **how)
-    for found in (open_source(str(where)), open_hdf5(FakeRemoteFileSystem(tmp_path), "a.h5")):
-        assert (read_all_pixels(found) == IMAGES).all()
-        assert found.labels is not None
-        assert found.labels.tolist() == LABELS.tolist()
-        assert found.labels.dtype == np.int64
-        assert found.classes == ("0", "1", "2")
-        assert any("compressed in chunks of 4" in note for note in found.notes) == ("compression" in how)
-    assert found.is_local is False
+@pytest.mark.parametrize("options", [{}, {"chunks": (7, 3, 8, 8)}, {"chunks": (4, 3, 8, 8), "compression": "lzf"}])
+def test_biggans_form(tmp_path, options):
+    where = stored(tmp_path / "a.h5", **options)
+    for result in (open_source(str(where)), open_hdf5(FakeRemoteFileSystem(tmp_path), "a.h5")):
+        assert (read_all_pixels(result) == IMAGES).all()
+        assert result.labels is not None
+        assert result.labels.tolist() == LABELS.tolist()
+        assert result.labels.dtype == np.int64
+        assert result.classes == ("0", "1", "2")
+        assert any("compressed in chunks of 4" in note for note in result.notes) == ("compression" in options)
+    assert result.is_local is False
     assert open_source(str(where)).is_local
     assert open_source(str(where), labels=False).labels is None
 
@@ -53,8 +53,8 @@ def test_channels_last_grey_and_the_other_key(tmp_path):
 def test_uncompressed_remote_images_are_one_request_each(tmp_path):
     stored(tmp_path / "a.h5")
     place = FakeRemoteFileSystem(tmp_path)
-    found = open_hdf5(place, "a.h5")
-    assert (found.read(5) == IMAGES[5]).all()
+    result = open_hdf5(place, "a.h5")
+    assert (result.read(5) == IMAGES[5]).all()
     ((_, _, size),) = place.requests
     assert size == IMAGES[5].nbytes
 
@@ -67,7 +67,7 @@ def test_different_sets_have_different_fingerprints(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arrays", "said"),
+    ("arrays", "expected"),
     [
         ({"x": FIRST, "y": LABELS}, "has no imgs; found x, y; expected imgs (uint8"),
         ({}, "found nothing"),
@@ -82,12 +82,12 @@ def test_different_sets_have_different_fingerprints(tmp_path):
         ({"imgs": FIRST, "labels": LABELS * 2}, "classes have no image (1, 3)"),
     ],
 )
-def test_invalid_files_are_refused_with_the_reason(tmp_path, arrays, said):
+def test_invalid_files_are_refused_with_the_reason(tmp_path, arrays, expected):
     with h5py.File(tmp_path / "a.h5", "w") as file:
         for key, value in arrays.items():
             file[key] = value
     message = open_error(tmp_path / "a.h5")
-    assert said in message
+    assert expected in message
     assert str(tmp_path / "a.h5") in message
 
 
@@ -136,8 +136,8 @@ def test_a_damaged_chunk_loses_only_its_images(tmp_path):
     data = bytearray(where.read_bytes())
     data[chunk.byte_offset + 50] ^= 0xFF
     where.write_bytes(data)
-    found = open_source(str(where))
+    result = open_source(str(where))
     with pytest.raises(DecodeError):
-        found.read(4)
-    assert (found.read(5) == IMAGES[5]).all()
-    assert fingerprint(found)
+        result.read(4)
+    assert (result.read(5) == IMAGES[5]).all()
+    assert fingerprint(result)

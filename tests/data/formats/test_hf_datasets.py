@@ -35,14 +35,14 @@ def rows() -> list[dict]:
     return [{"bytes": encode_image(image), "path": None} for image in IMAGES]
 
 
-def made(columns: dict | None = None, **features) -> datasets.Dataset:
+def build(columns: dict | None = None, **features) -> datasets.Dataset:
     columns = {"image": rows(), "label": LABELS} if columns is None else columns
     features = features or {"image": datasets.Image(), "label": datasets.ClassLabel(names=NAMES)}
     return datasets.Dataset.from_dict(columns, datasets.Features(features))
 
 
-def saved(folder: Path, data=None, **how) -> Path:
-    (made() if data is None else data).save_to_disk(str(folder), **how)
+def saved(folder: Path, data=None, **options) -> Path:
+    (build() if data is None else data).save_to_disk(str(folder), **options)
     return folder
 
 
@@ -50,28 +50,28 @@ def saved(folder: Path, data=None, **how) -> Path:
 def test_save_to_disk(tmp_path, shards, capfd):
     where = saved(tmp_path / "a", num_shards=shards)
     capfd.readouterr()
-    found = open_source(str(where))
+    result = open_source(str(where))
     assert capfd.readouterr() == ("", "")
-    assert (read_all_pixels(found) == IMAGES).all()
-    assert found.labels is not None
-    assert found.labels.tolist() == LABELS
-    assert found.labels.dtype == np.int64
-    assert found.classes == tuple(NAMES)
-    assert found.sample_name(3) == f"{where}, row 3"
-    assert fingerprint(found) == fingerprint(open_source(str(where)))
+    assert (read_all_pixels(result) == IMAGES).all()
+    assert result.labels is not None
+    assert result.labels.tolist() == LABELS
+    assert result.labels.dtype == np.int64
+    assert result.classes == tuple(NAMES)
+    assert result.sample_name(3) == f"{where}, row 3"
+    assert fingerprint(result) == fingerprint(open_source(str(where)))
     assert open_source(str(where), labels=False).labels is None
 
 
 def test_images_that_were_arrays(tmp_path):
     images = [Image.fromarray(image) for image in IMAGES]
-    found = open_source(str(saved(tmp_path / "a", made({"img": images}, img=datasets.Image()))))
-    assert (read_all_pixels(found) == IMAGES).all()
-    assert found.labels is None
+    result = open_source(str(saved(tmp_path / "a", build({"img": images}, img=datasets.Image()))))
+    assert (read_all_pixels(result) == IMAGES).all()
+    assert result.labels is None
 
 
 def test_the_train_split_is_read(tmp_path):
-    other = made().select(range(3))
-    where = saved(tmp_path / "a", datasets.DatasetDict(train=made(), test=other))
+    other = build().select(range(3))
+    where = saved(tmp_path / "a", datasets.DatasetDict(train=build(), test=other))
     assert len(open_source(str(where))) == 30
     assert len(open_source(str(where / "test"))) == 3
     assert len(open_source(str(saved(tmp_path / "b", datasets.DatasetDict(one=other))))) == 3
@@ -81,12 +81,12 @@ def test_the_train_split_is_read(tmp_path):
 
 
 def test_selected_and_sorted_sets_preserve_order(tmp_path):
-    found = open_source(str(saved(tmp_path / "a", made().select([5, 2, 29]))))
-    assert (read_all_pixels(found) == IMAGES[[5, 2, 29]]).all()
+    result = open_source(str(saved(tmp_path / "a", build().select([5, 2, 29]))))
+    assert (read_all_pixels(result) == IMAGES[[5, 2, 29]]).all()
 
 
 @pytest.mark.parametrize(
-    ("columns", "said"),
+    ("columns", "message"),
     [
         ({"label": datasets.ClassLabel(names=NAMES)}, "no column of images, only label: ClassLabel"),
         ({"a": datasets.Image(), "b": datasets.Image()}, "several columns of images (a: Image, b: Image)"),
@@ -96,27 +96,27 @@ def test_selected_and_sorted_sets_preserve_order(tmp_path):
         ),
     ],
 )
-def test_columns_that_leave_a_doubt_are_listed(tmp_path, columns, said):
+def test_columns_that_leave_a_doubt_are_listed(tmp_path, columns, message):
     values = {name: rows() if isinstance(kind, datasets.Image) else LABELS for name, kind in columns.items()}
-    assert said in open_error(saved(tmp_path / "a", made(values, **columns)))
+    assert message in open_error(saved(tmp_path / "a", build(values, **columns)))
 
 
 def test_names_decide_where_several_columns_could(tmp_path):
     kinds = {"img": datasets.Image(), "x": datasets.Image(), "fine_label": datasets.ClassLabel(names=NAMES)}
     values = {"img": rows(), "x": rows()[::-1], "fine_label": LABELS, "coarse_label": [0] * 30}
-    found = open_source(str(saved(tmp_path / "a", made(values, **kinds, coarse_label=datasets.ClassLabel(1)))))
-    assert found.labels is not None
-    assert found.labels.tolist() == LABELS
-    assert (read_all_pixels(found) == IMAGES).all()
+    result = open_source(str(saved(tmp_path / "a", build(values, **kinds, coarse_label=datasets.ClassLabel(1)))))
+    assert result.labels is not None
+    assert result.labels.tolist() == LABELS
+    assert (read_all_pixels(result) == IMAGES).all()
 
 
 def test_plain_numbers_called_label(tmp_path):
     kinds = {"image": datasets.Image(), "label": datasets.Value("int32")}
-    assert open_source(str(saved(tmp_path / "a", made(None, **kinds)))).classes == ("0", "1", "2")
+    assert open_source(str(saved(tmp_path / "a", build(None, **kinds)))).classes == ("0", "1", "2")
     missing = {"image": rows(), "label": [None, *LABELS[1:]]}
-    assert "1 of 30 images have no label" in open_error(saved(tmp_path / "b", made(missing, **kinds)))
+    assert "1 of 30 images have no label" in open_error(saved(tmp_path / "b", build(missing, **kinds)))
     unknown = {"image": rows(), "label": [-1] * 30}
-    assert "labels are negative (-1)" in open_error(saved(tmp_path / "c", made(unknown, **kinds)))
+    assert "labels are negative (-1)" in open_error(saved(tmp_path / "c", build(unknown, **kinds)))
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_plain_numbers_called_label(tmp_path):
     ],
 )
 def test_columns_of_labels_in_common_forms(column, feature, values, expected, classes, tmp_path):
-    data = made({"image": rows()[:3], column: values}, image=datasets.Image(), **{column: feature})
+    data = build({"image": rows()[:3], column: values}, image=datasets.Image(), **{column: feature})
     path = str(saved(tmp_path / "a", data))
     if expected is None:
         with pytest.raises(UsageError, match="labels go up to 10"):
@@ -149,7 +149,7 @@ def test_columns_of_labels_in_common_forms(column, feature, values, expected, cl
 
 
 def test_a_column_of_labels_that_cannot_be_read_can_be_left_out(tmp_path):
-    data = made({"image": rows()[:2], "label": [0.5, 1.0]}, image=datasets.Image(), label=datasets.Value("float32"))
+    data = build({"image": rows()[:2], "label": [0.5, 1.0]}, image=datasets.Image(), label=datasets.Value("float32"))
     path = str(saved(tmp_path / "a", data))
     with pytest.raises(UsageError, match=r"column label holds '0.5', which is no class. .* or --data.labels=false"):
         open_source(path)
@@ -202,6 +202,6 @@ def test_damage_is_one_line(tmp_path):
 
 def test_a_damaged_image_loses_only_itself(tmp_path):
     columns = {"image": [{"bytes": b"nothing", "path": None}, *rows()[1:]]}
-    found = open_source(str(saved(tmp_path / "a", made(columns, image=datasets.Image(decode=False)))))
-    assert found.read(0) == b"nothing"
-    assert found.read(1) == encode_image(IMAGES[1])
+    result = open_source(str(saved(tmp_path / "a", build(columns, image=datasets.Image(decode=False)))))
+    assert result.read(0) == b"nothing"
+    assert result.read(1) == encode_image(IMAGES[1])

@@ -34,12 +34,12 @@ def mapped(source) -> bool:
 
 def test_large_images_are_mapped(tmp_path):
     np.savez(tmp_path / "a.npz", labels=LABELS, images=IMAGES, more=[1])
-    found = open_source(str(tmp_path / "a.npz"))
-    assert mapped(found)
-    assert (read_all_pixels(found) == IMAGES).all()
-    assert found.labels is not None
-    assert found.labels.tolist() == LABELS.tolist()
-    assert found.notes == ("ignored keys: more",)
+    result = open_source(str(tmp_path / "a.npz"))
+    assert mapped(result)
+    assert (read_all_pixels(result) == IMAGES).all()
+    assert result.labels is not None
+    assert result.labels.tolist() == LABELS.tolist()
+    assert result.notes == ("ignored keys: more",)
     assert (load_data(str(tmp_path / "a.npz"), resolution=8).images == IMAGES).all()
     assert (load_data(str(tmp_path / "a.npz"), resolution=8, cache="stream").images[:] == IMAGES).all()
 
@@ -59,16 +59,16 @@ def test_what_cannot_be_mapped_is_read(tmp_path):
     np.savez_compressed(tmp_path / "a.npz", images=IMAGES)
     np.savez(tmp_path / "b.npz", images=np.asfortranarray(IMAGES))
     for name in ("a.npz", "b.npz"):
-        found = open_source(str(tmp_path / name))
-        assert not mapped(found)
-        assert (read_all_pixels(found) == IMAGES).all()
+        result = open_source(str(tmp_path / name))
+        assert not mapped(result)
+        assert (read_all_pixels(result) == IMAGES).all()
 
 
 def test_a_remote_npz_is_downloaded_completely(tmp_path, monkeypatch):
     np.savez(tmp_path / "a.npz", images=IMAGES, labels=LABELS)
     place = FakeRemoteFileSystem(tmp_path)
-    found = npz.read_npz(place, "a.npz")
-    assert (read_all_pixels(found) == IMAGES).all()
+    result = npz.read_npz(place, "a.npz")
+    assert (read_all_pixels(result) == IMAGES).all()
     assert place.requests == [("a.npz", 0, None)]
     monkeypatch.setattr(decode, "ram_bytes", lambda: 1000)
     with pytest.raises(UsageError, match=r"needs .* more than half of this machine's .*: copy it"):
@@ -85,7 +85,7 @@ def test_one_that_lies_about_its_size_is_not_mapped(tmp_path):
 
 def test_a_file_truncated_while_mapped_is_an_error(tmp_path):
     np.savez(tmp_path / "a.npz", images=IMAGES, labels=LABELS)
-    found = open_source(str(tmp_path / "a.npz"))
+    result = open_source(str(tmp_path / "a.npz"))
     os.truncate(tmp_path / "a.npz", 2000)  # a map of it would end the process
     with pytest.raises(RunError, match="was changed while it was used"):
-        found.read(len(IMAGES) - 1)
+        result.read(len(IMAGES) - 1)

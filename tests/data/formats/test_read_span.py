@@ -24,24 +24,24 @@ def place(tmp_path: Path, monkeypatch) -> LocalFileSystem:
 
 def refusing(monkeypatch, number: int, times: int) -> list[str]:
     """The system says this so many times. Returns what was asked."""
-    asked, pread = list[str](), os.pread
+    requested, pread = list[str](), os.pread
 
-    def refuse(*about: int) -> bytes:
-        asked.append("read")
-        if len(asked) <= times:
+    def fail_request(*about: int) -> bytes:
+        requested.append("read")
+        if len(requested) <= times:
             raise OSError(number, os.strerror(number))
         return pread(*about)
 
-    monkeypatch.setattr(os, "pread", refuse)
-    return asked
+    monkeypatch.setattr(os, "pread", fail_request)
+    return requested
 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE, errno.EIO])
 def test_trouble_of_the_machine_is_waited_for_and_then_ends_the_run(number, place, monkeypatch):
-    asked = refusing(monkeypatch, number, 100)
+    requested = refusing(monkeypatch, number, 100)
     with pytest.raises(RunError) as caught:
         read_span(place, "a.bin", 1, 2)
-    assert len(asked) == 4
+    assert len(requested) == 4
     assert f"{place.root / 'a.bin'} cannot be read: {os.strerror(number)} (tried 4 times)" in str(caught.value)
     assert "ulimit -n" in str(caught.value)
 
@@ -56,7 +56,7 @@ def test_a_stale_file_is_reopened(place, monkeypatch):
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.ENOENT, errno.EISDIR])
 def test_what_is_about_a_file_is_about_its_image(number, place, monkeypatch):
-    asked = refusing(monkeypatch, number, 100)
+    requested = refusing(monkeypatch, number, 100)
     with pytest.raises(DecodeError, match=os.strerror(number)):
         read_span(place, "a.bin", 1, 2)
-    assert len(asked) == 1
+    assert len(requested) == 1

@@ -21,7 +21,7 @@ FORMS = {"npz": "set.npz", "h5": "set.h5", "chunked": "chunked.h5", "zip": "set.
 SMALL = ("--data.prefetch.batches=2", "--output.checkpoint_kimg=0.016")
 
 
-def made(folder: Path, seed: int) -> Path:
+def build(folder: Path, seed: int) -> Path:
     """Equal sets of 70 images of two classes, in every form."""
     rng = np.random.default_rng(seed)
     images, labels = rng.integers(0, 256, (70, 8, 8, 3), np.uint8), np.arange(70) % 2
@@ -38,7 +38,7 @@ def made(folder: Path, seed: int) -> Path:
 
 @pytest.fixture(scope="module")
 def sets(tmp_path_factory) -> Path:
-    return made(tmp_path_factory.mktemp("sets") / "sets", 0)
+    return build(tmp_path_factory.mktemp("sets") / "sets", 0)
 
 
 @pytest.fixture
@@ -51,8 +51,8 @@ def served(sets, tmp_path) -> Iterator[tuple[Nginx, Path]]:
 
 
 def command(folder: Path, where: str | Path, *more: str) -> list[str]:
-    own = [word for word in train_args(folder) if word != "digits"]
-    return [*own[:1], "folder", "--kimg=0.16", *own[1:], f"--data={where}", *more]
+    private = [word for word in train_args(folder) if word != "digits"]
+    return [*private[:1], "folder", "--kimg=0.16", *private[1:], f"--data={where}", *more]
 
 
 def networks(folder: Path) -> list[bytes]:
@@ -82,22 +82,22 @@ def test_every_form_is_the_same_training(form, served, near, tmp_path):
 @pytest.mark.parametrize("form", ["h5", "zip", "tar"])
 def test_a_file_replaced_on_the_server_ends_the_run_by_name(form, served, near, tmp_path):
     server, folder = served
-    other, name = made(tmp_path / "other", 1), FORMS[form]
-    told = command(tmp_path / "run", f"{server.url}/{name}", "--data.remote.cache_dir=", *SMALL)
+    other, name = build(tmp_path / "other", 1), FORMS[form]
+    reported = command(tmp_path / "run", f"{server.url}/{name}", "--data.remote.cache_dir=", *SMALL)
     old = folder / "old"
     shutil.copy2(folder / name, old)
     with on_step(2, lambda session: shutil.copyfile(other / name, folder / name)):
-        ended = run_cli(*told)
+        ended = run_cli(*reported)
     assert ended.status == 1, ended
     assert f"{server.url}/{name} was replaced on its server while it was used" in ended.err
     assert ended.err.count("\n") == 1
     shutil.copy2(old, folder / name)
-    assert run_cli(*told).status == 0
+    assert run_cli(*reported).status == 0
     assert networks(tmp_path / "run") == near
 
 
 def test_a_local_file_written_over_ends_the_run_by_name(sets, tmp_path):
-    other, file = made(tmp_path / "other", 1), tmp_path / "a.h5"
+    other, file = build(tmp_path / "other", 1), tmp_path / "a.h5"
     shutil.copyfile(sets / "set.h5", file)
     with on_step(2, lambda session: shutil.copyfile(other / "set.h5", file)):
         ended = run_cli(*command(tmp_path / "run", file, "--data.cache=stream", *SMALL))
@@ -150,10 +150,10 @@ def test_a_cache_that_cannot_be_written_is_named(served, tmp_path, monkeypatch):
 
 def test_two_runs_at_once_share_it(served, near, tmp_path, processes):
     server, _ = served
-    told = [
+    reported = [
         command(tmp_path / str(number), f"{server.url}/set.zip", f"--data.remote.cache_dir={tmp_path / 'cache'}")
         for number in range(2)
     ]
-    running = [processes.start_forked(*one) for one in told]
+    running = [processes.start_forked(*one) for one in reported]
     assert [one.wait() for one in running] == [0, 0]
     assert [networks(tmp_path / str(number)) for number in range(2)] == [near, near]

@@ -33,8 +33,8 @@ def sample(index: int) -> dict:
     return {"__key__": f"{index:06d}", "png": encode_image(IMAGES[index]), "cls": LABELS[index]}
 
 
-def shards(folder: Path, **how) -> Path:
-    with webdataset.ShardWriter(f"{folder}/shard-%03d.tar", maxcount=10, verbose=0, **how) as writer:
+def shards(folder: Path, **options) -> Path:
+    with webdataset.ShardWriter(f"{folder}/shard-%03d.tar", maxcount=10, verbose=0, **options) as writer:
         for index in range(30):
             writer.write(sample(index))
     return folder
@@ -61,15 +61,15 @@ def labelled(count: int = 3) -> Members:
 def test_webdatasets_shards(tmp_path, name):
     where = str(shards(tmp_path) / name) if name else str(shards(tmp_path))
     for note in ("index stored as", "index of"):
-        found = open_source(where)
-        assert (read_all_pixels(found) == IMAGES).all()
-        assert found.labels is not None
-        assert found.labels.tolist() == LABELS
-        assert found.labels.dtype == np.int64
-        assert found.classes == ("0", "1", "2")
-        assert found.notes == (f"3 shards; {note} {tmp_path / INDEX_FILE}",)
-    assert found.sample_name(12) == f"{tmp_path / 'shard-001.tar'}, 000012"
-    assert found.is_local
+        result = open_source(where)
+        assert (read_all_pixels(result) == IMAGES).all()
+        assert result.labels is not None
+        assert result.labels.tolist() == LABELS
+        assert result.labels.dtype == np.int64
+        assert result.classes == ("0", "1", "2")
+        assert result.notes == (f"3 shards; {note} {tmp_path / INDEX_FILE}",)
+    assert result.sample_name(12) == f"{tmp_path / 'shard-001.tar'}, 000012"
+    assert result.is_local
     assert open_source(where, labels=False).labels is None
 
 
@@ -104,16 +104,16 @@ def test_missing_shards_are_named(tmp_path):
 def test_the_index_of_remote_shards_is_cached(tmp_path):
     (tmp_path / "a").mkdir()
     place, cache = FakeRemoteFileSystem(shards(tmp_path / "a")), tmp_path / "cache"
-    found = open_tar_shards(place, "*.tar", RemoteOptions(cache_dir=str(cache)))
-    (kept,) = (cache / "indexes").iterdir()
+    result = open_tar_shards(place, "*.tar", RemoteOptions(cache_dir=str(cache)))
+    (stored,) = (cache / "indexes").iterdir()
     place.requests.clear()
-    again = open_tar_shards(place, "*.tar", RemoteOptions(cache_dir=str(cache)))
-    assert f"index of {kept}" in again.notes[0]
+    repeated = open_tar_shards(place, "*.tar", RemoteOptions(cache_dir=str(cache)))
+    assert f"index of {stored}" in repeated.notes[0]
     assert [name for name, _, _ in place.requests] == [INDEX_FILE, "classes.json"]
-    assert (read_all_pixels(again) == read_all_pixels(found)).all()
-    assert not found.is_local
+    assert (read_all_pixels(repeated) == read_all_pixels(result)).all()
+    assert not result.is_local
     place.requests.clear()
-    again.read(3)
+    repeated.read(3)
     assert len(place.requests) == 1
     assert not (tmp_path / "a" / INDEX_FILE).exists()
     assert "is built at every start" in open_tar_shards(place, "*.tar", RemoteOptions(cache_dir="")).notes[0]
@@ -189,9 +189,9 @@ def test_remote_shards_that_are_replaced_are_read_again(tmp_path):
     assert "index of" in open_tar_shards(place, "*.tar", remote).notes[0]
     correct_labels(tmp_path / "a")
     place.label = '"2"'
-    found = open_tar_shards(place, "*.tar", remote)
-    assert "index stored" in found.notes[0]
-    assert labels_of(found) != first
+    result = open_tar_shards(place, "*.tar", remote)
+    assert "index stored" in result.notes[0]
+    assert labels_of(result) != first
     assert open_tar_shards(place, "*.tar", remote).notes[0].endswith(".npz")  # and is stored
 
 
@@ -201,9 +201,9 @@ def test_an_index_that_was_uploaded_with_its_shards_is_taken_with_a_note(tmp_pat
     first = labels_of(open_source(str(tmp_path)))
     place = VersionedFileSystem(tmp_path)
     place.label = label
-    found = open_tar_shards(place, "*.tar", RemoteOptions(cache_dir=""))
-    assert labels_of(found) == first
-    assert "if labels changed since, `paragan data index` builds it again" in found.notes[0]
+    result = open_tar_shards(place, "*.tar", RemoteOptions(cache_dir=""))
+    assert labels_of(result) == first
+    assert "if labels changed since, `paragan data index` builds it again" in result.notes[0]
 
 
 def test_the_index_of_a_folder_that_cannot_be_written_is_cached(tmp_path, monkeypatch):
@@ -211,12 +211,12 @@ def test_the_index_of_a_folder_that_cannot_be_written_is_cached(tmp_path, monkey
     relabelled(tmp_path / "a", 0)
     write = Path.write_bytes
 
-    def refuse(path: Path, data: bytes) -> int:
+    def fail_request(path: Path, data: bytes) -> int:
         if path.is_relative_to(tmp_path / "a"):
             raise PermissionError
         return write(path, data)
 
-    monkeypatch.setattr(Path, "write_bytes", refuse)
+    monkeypatch.setattr(Path, "write_bytes", fail_request)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     for note in ("index stored as", "index of"):
         assert f"{note} {tmp_path / 'cache'}" in open_source(str(tmp_path / "a")).notes[0]
@@ -237,9 +237,9 @@ def test_every_form_of_tar_and_long_names(tmp_path, form):
         for i, name in enumerate(names)
         for pair in ((f"{name}.png", encode_image(IMAGES[i])), (f"{name}.cls", b"0"))
     ]
-    found = open_source(str(tar(tmp_path / "a.tar", members, form)))
-    assert (read_all_pixels(found) == IMAGES[: len(names)]).all()
-    assert names[0][:250] in found.sample_name(0)
+    result = open_source(str(tar(tmp_path / "a.tar", members, form)))
+    assert (read_all_pixels(result) == IMAGES[: len(names)]).all()
+    assert names[0][:250] in result.sample_name(0)
 
 
 def test_classes_in_every_supported_form(tmp_path):
@@ -248,10 +248,10 @@ def test_classes_in_every_supported_form(tmp_path):
         *(("1.WEBP", encode_image(IMAGES[1], "WEBP")), ("1.txt", b" 1 ")),
         *(("2.png", encode_image(IMAGES[2])), ("2.cls", b"0"), ("2.txt", b"5"), ("2.seg.png", b"other")),
     ]
-    found = open_source(str(tar(tmp_path / "a.tar", members)))
-    assert found.labels is not None
-    assert found.labels.tolist() == [2, 1, 0]
-    assert found.read(2) == encode_image(IMAGES[2])
+    result = open_source(str(tar(tmp_path / "a.tar", members)))
+    assert result.labels is not None
+    assert result.labels.tolist() == [2, 1, 0]
+    assert result.read(2) == encode_image(IMAGES[2])
     captions = open_source(str(tar(tmp_path / "b.tar", [("0.png", encode_image(IMAGES[0])), ("0.txt", b"a cat")])))
     assert captions.labels is None
     assert captions.classes == ()
@@ -322,8 +322,8 @@ def test_class_names_in_a_file_next_to_the_shards(tmp_path):
     (tmp_path / INDEX_FILE).unlink()
     for text in ('["a"]', '["a", "a", "b"]', "{"):
         (tmp_path / "classes.json").write_text(text)
-        said = "label 2 but 1 classes" if text == '["a"]' else "is not a list of unique names"
-        assert said in open_error(tmp_path)
+        expected = "label 2 but 1 classes" if text == '["a"]' else "is not a list of unique names"
+        assert expected in open_error(tmp_path)
 
 
 def named_samples(folder: Path, names: str) -> Path:
@@ -347,11 +347,11 @@ def test_a_stored_index_changes_no_label(tmp_path):
         if text:
             (tmp_path / "classes.json").write_text(text)
         for _ in range(2):
-            found = open_source(str(tmp_path))
-            assert (labels_of(found), found.classes) == (labels, classes), text
+            result = open_source(str(tmp_path))
+            assert (labels_of(result), result.classes) == (labels, classes), text
             assert (tmp_path / INDEX_FILE).exists()
-    alone = open_source(str(tmp_path / "1.tar"))
-    assert (labels_of(alone), alone.classes) == ([0, 0], ("dog",))
+    single = open_source(str(tmp_path / "1.tar"))
+    assert (labels_of(single), single.classes) == ([0, 0], ("dog",))
     (tmp_path / "classes.json").write_text('["cat", "cow"]')
     assert "label dog is not in" in open_error(tmp_path)
     assert open_source(str(tmp_path), labels=False).labels is None
@@ -370,14 +370,14 @@ def test_members_that_are_no_images_are_skipped(tmp_path):
         info = tarfile.TarInfo("../../up.png")
         info.size = len(encode_image(IMAGES[0]))
         file.addfile(info, io.BytesIO(encode_image(IMAGES[0])))
-    found = open_source(str(tmp_path / "a.tar"))
-    assert len(found) == 1
-    assert found.read(0) == encode_image(IMAGES[0])
+    result = open_source(str(tmp_path / "a.tar"))
+    assert len(result) == 1
+    assert result.read(0) == encode_image(IMAGES[0])
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.tar", INDEX_FILE]
 
 
 @pytest.mark.parametrize(
-    ("members", "said"),
+    ("members", "expected"),
     [
         ([("a.txt", b"x")], "no image in a.tar"),
         ([("0.png", b"x"), ("0.cls", b" ")], "a.tar, 0.cls holds ' ', which is no class"),
@@ -398,18 +398,23 @@ def test_members_that_are_no_images_are_skipped(tmp_path):
         ([("0.png", b"x"), ("0.jpg", b"x")], "0 has several images (png, jpg)"),
     ],
 )
-def test_invalid_files_are_refused_with_the_reason(tmp_path, members, said):
-    assert said in open_error(tar(tmp_path / "a.tar", members))
+def test_invalid_files_are_refused_with_the_reason(tmp_path, members, expected):
+    assert expected in open_error(tar(tmp_path / "a.tar", members))
 
 
 def test_a_cut_shard_is_named_with_the_place(tmp_path):
     data = tar(tmp_path / "b.tar", labelled()).read_bytes()
     (tmp_path / "b.tar").unlink()
-    for length, said in ((0, "at byte 0 the file ends"), (600, "0 a member"), (1536, "at byte"), (700, "truncated")):
+    for length, expected in (
+        (0, "at byte 0 the file ends"),
+        (600, "0 a member"),
+        (1536, "at byte"),
+        (700, "truncated"),
+    ):
         (tmp_path / "a.tar").write_bytes(data[:length])
         message = open_error(tmp_path)
         assert f"{tmp_path / 'a.tar'}: at byte" in message
-        assert said in message
+        assert expected in message
     (tmp_path / "a.tar").write_bytes(b"x" * 2000)
     assert "at byte 0 there is no header of a tar" in open_error(tmp_path)
 
@@ -430,47 +435,47 @@ def test_damage_is_noticed_by_the_checksum(tmp_path):
     written_ns = where.stat().st_mtime_ns
     where.write_bytes(data)
     os.utime(where, ns=(written_ns, written_ns))  # as a bad disk does it
-    found = open_source(str(where))
+    result = open_source(str(where))
     with pytest.raises(DecodeError, match="checksum"):
-        found.read(0)
-    assert found.read(1) == encode_image(IMAGES[1])
+        result.read(0)
+    assert result.read(1) == encode_image(IMAGES[1])
 
 
 def test_a_large_member_is_read_in_pieces(tmp_path, monkeypatch):
     monkeypatch.setattr("paragan.data.formats.tar_reader.READ_CHUNK_BYTES", 512)
-    found = open_source(str(tar(tmp_path / "a.tar", [("0.png", encode_image(random_images(1, 64)[0]))])))
-    assert (read_all_pixels(found) == random_images(1, 64)).all()
+    result = open_source(str(tar(tmp_path / "a.tar", [("0.png", encode_image(random_images(1, 64)[0]))])))
+    assert (read_all_pixels(result) == random_images(1, 64)).all()
 
 
 def test_every_shard_is_read_once(tmp_path):
     place = FakeRemoteFileSystem(shards(tmp_path))
     names = [f"shard-00{i}.tar" for i in range(3)]
-    said = []
-    build_index(place, names, [place.size(name) for name in names], said.append)
+    expected = []
+    build_index(place, names, [place.size(name) for name in names], expected.append)
     assert [name for name, _, _ in place.requests] == names
-    assert said[-1] == "3 of 3 shards read, 30 images"
+    assert expected[-1] == "3 of 3 shards read, 30 images"
 
 
 # The index --------------------------------------------------------------------------------------------------
 
 
-def made(folder: Path) -> TarIndex:
+def build(folder: Path) -> TarIndex:
     place, names = LocalFileSystem(shards(folder)), [f"shard-00{i}.tar" for i in range(3)]
     return build_index(place, names, [place.size(name) for name in names])
 
 
 def test_an_index_comes_back_as_it_was(tmp_path):
-    index = made(tmp_path)
-    again = from_bytes(index.to_bytes(), "it")
+    index = build(tmp_path)
+    repeated = from_bytes(index.to_bytes(), "it")
     for key in ("sizes", "shard", "start", "size", "label", "crc32", "keys"):
-        assert (getattr(again, key) == getattr(index, key)).all()
-        assert getattr(again, key).dtype == getattr(index, key).dtype
-    assert again.shards == index.shards
-    assert again.label_names == index.label_names
+        assert (getattr(repeated, key) == getattr(index, key)).all()
+        assert getattr(repeated, key).dtype == getattr(index, key).dtype
+    assert repeated.shards == index.shards
+    assert repeated.label_names == index.label_names
 
 
 def test_pickles_and_impossible_members_are_refused(tmp_path):
-    index = made(tmp_path)
+    index = build(tmp_path)
     parts = dict(np.load(io.BytesIO(index.to_bytes())))
     wrong = [
         {"keys": np.array([{}] * 30, object)},

@@ -29,8 +29,8 @@ NAMES = [f"{index // 10:05d}/img{index:08d}.png" for index in range(30)]
 LABELS = [index * 7 % 3 for index in range(30)]
 
 
-def archive(path: Path, members: dict[str, bytes | str], **how) -> Path:
-    with zipfile.ZipFile(path, "w", **how) as file:
+def archive(path: Path, members: dict[str, bytes | str], **options) -> Path:
+    with zipfile.ZipFile(path, "w", **options) as file:
         for name, data in members.items():
             file.writestr(name, data)
     return path
@@ -47,23 +47,23 @@ def test_stylegans_form(tmp_path, method):
         {**images(), "dataset.json": dataset_json(NAMES, LABELS), "about.txt": "x"},
         compression=method,
     )
-    found = open_source(str(where))
-    assert (read_all_pixels(found) == IMAGES).all()
-    assert found.labels is not None
-    assert found.labels.tolist() == LABELS
-    assert found.labels.dtype == np.int64
-    assert found.classes == ("0", "1", "2")
-    assert found.notes == ("ignored other files in the archive (1)",)
-    assert found.sample_name(3) == f"{where}/{NAMES[3]}"
-    assert found.is_local
+    result = open_source(str(where))
+    assert (read_all_pixels(result) == IMAGES).all()
+    assert result.labels is not None
+    assert result.labels.tolist() == LABELS
+    assert result.labels.dtype == np.int64
+    assert result.classes == ("0", "1", "2")
+    assert result.notes == ("ignored other files in the archive (1)",)
+    assert result.sample_name(3) == f"{where}/{NAMES[3]}"
+    assert result.is_local
     assert open_source(str(where), labels=False).labels is None
 
 
 def test_null_labels_mean_none_despite_folders(tmp_path):
     for text in ('{"labels": null}', "{}", '{"labels": []}'):
-        found = open_source(str(archive(tmp_path / "a.zip", {**images(), "dataset.json": text})))
-        assert found.labels is None
-        assert found.classes == ()
+        result = open_source(str(archive(tmp_path / "a.zip", {**images(), "dataset.json": text})))
+        assert result.labels is None
+        assert result.classes == ()
 
 
 def test_folders_are_classes_without_dataset_json(tmp_path):
@@ -71,11 +71,11 @@ def test_folders_are_classes_without_dataset_json(tmp_path):
     hidden = {"__MACOSX/ant/._a.png": "x", ".x/a.png": "x", "bee/.a.png": "x", "../../up.png": "x"}
     for around in ("", "photos/"):
         inside = {around + name: encode_image(image) for name, image in zip(names, IMAGES)}
-        found = open_source(str(archive(tmp_path / "a.zip", {**inside, **hidden})))
-        assert found.classes == ("Zebra", "ant", "bee")
-        assert found.labels is not None
-        assert found.labels.tolist() == [0, 1, 1, 2]
-        assert (read_all_pixels(found) == IMAGES[:4]).all()
+        result = open_source(str(archive(tmp_path / "a.zip", {**inside, **hidden})))
+        assert result.classes == ("Zebra", "ant", "bee")
+        assert result.labels is not None
+        assert result.labels.tolist() == [0, 1, 1, 2]
+        assert (read_all_pixels(result) == IMAGES[:4]).all()
     flat = open_source(str(archive(tmp_path / "flat.zip", images(["b.png", "a.png"]))))
     assert flat.labels is None
     assert (read_all_pixels(flat) == IMAGES[[1, 0]]).all()
@@ -92,12 +92,12 @@ def test_folders_that_are_no_classes_are_refused(tmp_path):
 def test_one_remote_image_is_one_request(tmp_path, method):
     archive(tmp_path / "a.zip", images(), compression=method)
     place = FakeRemoteFileSystem(tmp_path)
-    found = open_zip(place, "a.zip")
+    result = open_zip(place, "a.zip")
     place.requests.clear()
-    assert (read_all_pixels(found) == IMAGES).all()
+    assert (read_all_pixels(result) == IMAGES).all()
     assert len(place.requests) == len(IMAGES) + 1
-    assert not found.is_local
-    assert found.sample_name(0) == f"far://{tmp_path.name}/a.zip/{NAMES[0]}"
+    assert not result.is_local
+    assert result.sample_name(0) == f"far://{tmp_path.name}/a.zip/{NAMES[0]}"
 
 
 def test_a_long_local_header_takes_a_second_request(tmp_path):
@@ -106,17 +106,17 @@ def test_a_long_local_header_takes_a_second_request(tmp_path):
         info.extra = struct.pack("<2H", 0x9999, 3000) + b"x" * 3000
         file.writestr(info, encode_image(IMAGES[0]))
     place = FakeRemoteFileSystem(tmp_path)
-    found = open_zip(place, "a.zip")
+    result = open_zip(place, "a.zip")
     place.requests.clear()
-    assert found.read(0) == encode_image(IMAGES[0])
+    assert result.read(0) == encode_image(IMAGES[0])
 
 
 def test_names_that_are_paths_elsewhere_are_only_names(tmp_path):
     names = ["/etc/passwd.png", "a\\..\\b.png", "C:/x.png"]
-    found = open_source(
+    result = open_source(
         str(archive(tmp_path / "deep.zip", {**images(names), "dataset.json": dataset_json(names, [0, 1, 0])}))
     )
-    assert (read_all_pixels(found) == IMAGES[[0, 2, 1]]).all()
+    assert (read_all_pixels(result) == IMAGES[[0, 2, 1]]).all()
     assert {path.name for path in tmp_path.iterdir()} == {"deep.zip"}
 
 
@@ -145,7 +145,7 @@ def test_names_that_do_not_match_are_listed(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "expected"),
     [
         ("{", "is not JSON"),
         (b"\xff\xfe\xfa", "is not JSON"),
@@ -161,13 +161,13 @@ def test_names_that_do_not_match_are_listed(tmp_path):
         ('{"labels": [["a.png", 99999999999999999999]]}', "is not a pair"),
     ],
 )
-def test_a_bad_listing_is_refused_in_a_zip_and_in_a_folder(tmp_path, text, said):
+def test_a_bad_listing_is_refused_in_a_zip_and_in_a_folder(tmp_path, text, expected):
     message = open_error(archive(tmp_path / "a.zip", {"a.png": encode_image(IMAGES[0]), "dataset.json": text}))
-    assert said in message
+    assert expected in message
     (tmp_path / "set").mkdir()
     (tmp_path / "set" / "a.png").write_bytes(encode_image(IMAGES[0]))
     (tmp_path / "set" / "dataset.json").write_bytes(text.encode() if isinstance(text, str) else text)
-    assert said in open_error(tmp_path / "set")
+    assert expected in open_error(tmp_path / "set")
     assert open_source(str(tmp_path / "set"), labels=False).labels is None
 
 
@@ -176,10 +176,10 @@ def test_a_folder_with_a_listing(tmp_path):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(encode_image(image))
     (tmp_path / "dataset.json").write_text(dataset_json(NAMES, LABELS))
-    found = open_source(str(tmp_path))
-    assert (read_all_pixels(found) == IMAGES).all()
-    assert found.labels is not None
-    assert found.labels.tolist() == LABELS
+    result = open_source(str(tmp_path))
+    assert (read_all_pixels(result) == IMAGES).all()
+    assert result.labels is not None
+    assert result.labels.tolist() == LABELS
     (tmp_path / "dataset.json").write_text(json.dumps({"labels": None}))
     assert open_source(str(tmp_path)).labels is None
     (tmp_path / "dataset.json").write_text(dataset_json([*NAMES, "../up.png"], [*LABELS, 0]))
@@ -202,10 +202,10 @@ def test_damage_is_noticed_by_the_checksum(tmp_path):
     data = bytearray(where.read_bytes())
     data[data.index(b"IDAT") + 20] ^= 1
     where.write_bytes(data)
-    found = open_source(str(where))
+    result = open_source(str(where))
     with pytest.raises(DecodeError, match="does not match its checksum in the archive"):
-        found.read(0)
-    assert found.read(1) == encode_image(IMAGES[1])
+        result.read(0)
+    assert result.read(1) == encode_image(IMAGES[1])
 
 
 def changed(where: Path, at: int, value: bytes) -> Path:
@@ -218,7 +218,7 @@ def changed(where: Path, at: int, value: bytes) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("at", "value", "said"),
+    ("at", "value", "expected"),
     [
         (8, b"\x01\x00", "is encrypted"),
         (10, b"\x0c\x00", "compressed by method 12"),
@@ -228,11 +228,11 @@ def changed(where: Path, at: int, value: bytes) -> Path:
         (42, struct.pack("<L", 7), "its header in the archive is damaged"),
     ],
 )
-def test_a_wrong_directory_entry_loses_only_its_image(tmp_path, at, value, said):
-    found = open_source(str(changed(archive(tmp_path / "a.zip", images(["a.png", "b.png"])), at, value)))
-    with pytest.raises(DecodeError, match=said):
-        found.read(0)
-    assert found.read(1) == encode_image(IMAGES[1])
+def test_a_wrong_directory_entry_loses_only_its_image(tmp_path, at, value, expected):
+    result = open_source(str(changed(archive(tmp_path / "a.zip", images(["a.png", "b.png"])), at, value)))
+    with pytest.raises(DecodeError, match=expected):
+        result.read(0)
+    assert result.read(1) == encode_image(IMAGES[1])
 
 
 def test_a_zip_bomb_is_unpacked_no_further_than_its_declared_size(tmp_path, monkeypatch):
@@ -254,9 +254,9 @@ def test_members_over_each_other_and_twice(tmp_path):
     both = bytearray(data)
     both[second + 42 : second + 46] = struct.pack("<L", 0)  # b.png claims the bytes of a.png
     where.write_bytes(both)
-    found = open_source(str(where))
-    assert found.read(0) == encode_image(IMAGES[0])
+    result = open_source(str(where))
+    assert result.read(0) == encode_image(IMAGES[0])
     with pytest.raises(DecodeError):
-        found.read(1)
+        result.read(1)
     where.write_bytes(data.replace(b"b.png", b"a.png"))
     assert "holds a.png twice" in open_error(where)

@@ -78,8 +78,8 @@ def test_it_ends_when_its_owner_is_killed():
     )
     owner = subprocess.Popen([sys.executable, "-c", owns], stdout=subprocess.PIPE, text=True)
     assert owner.stdout is not None
-    with owner.stdout as said:
-        child = int(said.readline())
+    with owner.stdout as expected:
+        child = int(expected.readline())
     os.kill(child, signal.SIGSTOP)  # it cannot even notice
     owner.kill()
     owner.wait()
@@ -118,11 +118,11 @@ def test_one_that_is_killed_or_cannot_start_blames_no_image(shared, monkeypatch)
         patch.setattr(DecodeWorker, "_start_worker", doomed)
         with pytest.raises(RunError, match=r"was killed 2 times: is memory short\?"):
             decoder.decode([image], [False], piece, 0)
-    for program, says in (("/nowhere/python", "cannot be started .*nowhere"), ("/bin/false", "ready .status 1.")):
+    for program, message_of in (("/nowhere/python", "cannot be started .*nowhere"), ("/bin/false", "ready .status 1.")):
         monkeypatch.setattr(sys, "executable", program)
         with (
             DecodeWorker(shared) as decoder,
-            pytest.raises(RunError, match=f"{says}.*: --data.prefetch.worker_type=threads needs"),
+            pytest.raises(RunError, match=f"{message_of}.*: --data.prefetch.worker_type=threads needs"),
         ):
             decoder.decode([image], [False], piece, 0)
 
@@ -193,15 +193,15 @@ def test_processes_make_the_bits_that_threads_make(sets, tmp_path, kind):
         shutil.copytree(sets / "folder", where)
         (where / "a" / "02.png").write_bytes(b"\x89PNG")
     threads, processes = (_batches(where, 6, worker_type=kind) for kind in ("threads", "processes"))
-    assert all(map(np.array_equal, *(found[0] for found in (threads, processes))))
+    assert all(map(np.array_equal, *(result[0] for result in (threads, processes))))
     assert threads[1] == processes[1]
     assert len(threads[1]) == (kind == "folder")
 
 
 def test_a_decoder_that_is_killed_is_replaced(sets):
-    wanted, _ = _batches(sets / "folder", 30, worker_type="threads")
+    target, _ = _batches(sets / "folder", 30, worker_type="threads")
     with _reading(sets / "folder", workers=1, batches=1, worker_type="processes") as pipeline:
-        for count, batch in enumerate(wanted):
+        for count, batch in enumerate(target):
             assert np.array_equal(pipeline.next_batch(), batch)
             if count in (3, 9):
                 for child in _children():
@@ -210,8 +210,8 @@ def test_a_decoder_that_is_killed_is_replaced(sets):
 
 def _children() -> list[int]:
     """The processes that decode for this one."""
-    found = Path(f"/proc/{os.getpid()}/task").glob("*/children")
-    pids = [pid for path in found for pid in path.read_text().split()]
+    result = Path(f"/proc/{os.getpid()}/task").glob("*/children")
+    pids = [pid for path in result for pid in path.read_text().split()]
     return [
         int(pid) for pid in pids if b"paragan.data.loader.decode_worker" in Path(f"/proc/{pid}/cmdline").read_bytes()
     ]
@@ -223,17 +223,17 @@ def test_the_tuner_turns_to_processes_where_small_near_images_are_waited_for():
         0.5, wait_s=0.3, images=5000, batches=50, fetch_s=2e-5, fetch_p90_s=3e-5, decode_s=5e-5, ready_batches=0
     )
 
-    def seen(hands, window, most=most):
-        return tune(TunerState(hands), window, most, least).knobs
+    def observed(workers, window, most=most):
+        return tune(TunerState(workers), window, most, least).knobs
 
-    assert seen(PipelineKnobs(1, 0, 4), waits) == PipelineKnobs(2, 0, 4)  # first the threads that may be
-    assert seen(PipelineKnobs(2, 0, 4), waits) == PipelineKnobs(2, 0, 4, 1)
-    assert seen(
+    assert observed(PipelineKnobs(1, 0, 4), waits) == PipelineKnobs(2, 0, 4)  # first the threads that may be
+    assert observed(PipelineKnobs(2, 0, 4), waits) == PipelineKnobs(2, 0, 4, 1)
+    assert observed(
         PipelineKnobs(2, 0, 4, 1), WindowStats(0.5, 0, 500, 5, 2e-5, 3e-5, 5e-5, 4)
     ).use_processes  # and stays with them
     for other in ({"decode_s": 1e-3}, {"decode_s": 0.0}, {"wait_s": 0.0}, {"fetch_s": 0.01}):
-        assert not seen(PipelineKnobs(2, 0, 4), WindowStats(**{**vars(waits), **other})).use_processes
-    assert not seen(PipelineKnobs(2, 0, 4), waits, PipelineKnobs(2, 0, 20, 0)).use_processes
+        assert not observed(PipelineKnobs(2, 0, 4), WindowStats(**{**vars(waits), **other})).use_processes
+    assert not observed(PipelineKnobs(2, 0, 4), waits, PipelineKnobs(2, 0, 20, 0)).use_processes
 
 
 def test_system_errors_are_not_blamed_on_an_image(shared, tmp_path):

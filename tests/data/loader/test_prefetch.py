@@ -79,14 +79,14 @@ def expected(flips=False):
 
 @pytest.fixture
 def opened():
-    made = []
+    pipelines = []
 
-    def make(*args, **how):
-        made.append(PrefetchPipeline(*args, **how))
-        return made[-1]
+    def make(*args, **options):
+        pipelines.append(PrefetchPipeline(*args, **options))
+        return pipelines[-1]
 
     yield make
-    for pipeline in made:
+    for pipeline in pipelines:
         pipeline.close()
     deadline = time.monotonic() + 10
     while any(t.name == "paragan data" for t in threading.enumerate()):
@@ -106,8 +106,8 @@ def opened():
 def test_batches_come_in_the_order_of_the_plan(opened, near, feed):
     source = Memory(near, delay=lambda index: 0.002 * (index % 5 == 0))
     pipeline = opened(streamed(source), plan(flips=True), feed)
-    for wanted in itertools.islice(expected(flips=True), 40):
-        assert np.array_equal(pipeline.next_batch(), wanted)
+    for target in itertools.islice(expected(flips=True), 40):
+        assert np.array_equal(pipeline.next_batch(), target)
 
 
 def test_the_requested_number_of_requests_is_in_flight(opened):
@@ -227,11 +227,13 @@ def lanes(images, owned=tuple(range(8)), start=0, merge=0):
     )
 
 
-def taken(source, count):
+def read_batches(source, count):
     """[count] images and labels of whole positions, the pipeline's memory copied."""
-    got = [[(hand.images.clone(), hand.labels.clone()) for hand in source.next_micro_batches()] for _ in range(count)]
+    received = [
+        [(worker.images.clone(), worker.labels.clone()) for worker in source.next_micro_batches()] for _ in range(count)
+    ]
     source.close()
-    return [tuple(torch.cat(parts) for parts in zip(*hands, strict=True)) for hands in got]
+    return [tuple(torch.cat(parts) for parts in zip(*threads, strict=True)) for threads in received]
 
 
 def same(one, other):
@@ -245,7 +247,7 @@ def test_streamed_and_held_images_are_the_same_to_the_bit_damage_included(photos
     assert not stream.in_memory
     assert held.images.shape == stream.images.shape
     assert np.array_equal(held.images, stream.images[:])
-    assert same(taken(lanes(held), 7), taken(lanes(stream), 7))
+    assert same(read_batches(lanes(held), 7), read_batches(lanes(stream), 7))
     assert sorted(held.bad_samples.reasons) == sorted(stream.bad_samples.reasons)
     assert "2 cannot be decoded" in held.describe()
 
@@ -254,21 +256,21 @@ def test_streamed_and_held_images_are_the_same_to_the_bit_damage_included(photos
 def test_a_resume_in_the_middle_of_an_epoch_goes_on_exactly(photos, merge):
     """150 images, batches of 64: epochs end inside batches; ranks 1, then 4, then 2."""
     stream = load_data(str(photos), resolution=16, max_bad_fraction=0.02, cache="stream")
-    whole = taken(lanes(stream), 12)
+    full = read_batches(lanes(stream), 12)
 
     def ranks(owned, start, count):
-        parts = [taken(lanes(stream, own, start * 64, merge), count) for own in owned]
+        parts = [read_batches(lanes(stream, private, start * 64, merge), count) for private in owned]
         return [tuple(torch.cat(parts) for parts in zip(*at, strict=True)) for at in zip(*parts, strict=True)]
 
     four, two = [(0, 1), (2, 3), (4, 5), (6, 7)], [(0, 1, 2, 3), (4, 5, 6, 7)]
-    assert same(ranks([tuple(range(8))], 0, 3) + ranks(four, 3, 4) + ranks(two, 7, 5), whole)
+    assert same(ranks([tuple(range(8))], 0, 3) + ranks(four, 3, 4) + ranks(two, 7, 5), full)
 
 
 def test_closed_lanes_continue_where_they_stopped(photos):
     stream = load_data(str(photos), resolution=16, max_bad_fraction=0.02, cache="stream")
     source = lanes(stream)
-    first = taken(source, 2)
-    assert same(first + taken(source, 3), taken(lanes(stream), 5))
+    first = read_batches(source, 2)
+    assert same(first + read_batches(source, 3), read_batches(lanes(stream), 5))
 
 
 def test_of_one_class(photos):
@@ -282,8 +284,8 @@ def test_of_one_class(photos):
 
 
 def test_the_identity_of_a_stream(photos, tmp_path):
-    def fingerprint(**how):
-        return load_data(str(photos), **{"resolution": 16, "cache": "stream"} | how).fingerprint
+    def fingerprint(**options):
+        return load_data(str(photos), **{"resolution": 16, "cache": "stream"} | options).fingerprint
 
     first = fingerprint()
     assert first == fingerprint()
@@ -295,7 +297,7 @@ def test_the_identity_of_a_stream(photos, tmp_path):
 def test_batches_copied_to_a_gpu_equal_those_on_the_cpu(photos, merge):
     """The step is slow in turn, so that memory which is used again too early is caught."""
     stream = load_data(str(photos), resolution=16, max_bad_fraction=0.02, cache="stream")
-    how = {
+    options = {
         "local_lanes": tuple(range(8)),
         "num_lanes": 8,
         "batch_size": 64,
@@ -303,19 +305,19 @@ def test_batches_copied_to_a_gpu_equal_those_on_the_cpu(photos, merge):
         "mirror": True,
         "lanes_per_pass": merge,
     }
-    there = LaneLoader(stream.images, stream.labels, device=torch.device("cuda"), **how)
-    got = []
+    remote = LaneLoader(stream.images, stream.labels, device=torch.device("cuda"), **options)
+    received = []
     for _ in range(30):
-        hands = there.next_micro_batches()
+        threads = remote.next_micro_batches()
         torch.cuda._sleep(5_000_000)
-        got.append([(hand.images + 0, hand.labels) for hand in hands])
-    there.close()
-    here = LaneLoader(stream.images, stream.labels, **how)
-    for ours in got:
-        for (images, labels), hand in zip(ours, here.next_micro_batches(), strict=True):
-            assert torch.allclose(images.cpu(), hand.images, atol=1e-6)
-            assert torch.equal(labels.cpu(), hand.labels)
-    here.close()
+        received.append([(worker.images + 0, worker.labels) for worker in threads])
+    remote.close()
+    local = LaneLoader(stream.images, stream.labels, **options)
+    for paragan_result in received:
+        for (images, labels), worker in zip(paragan_result, local.next_micro_batches(), strict=True):
+            assert torch.allclose(images.cpu(), worker.images, atol=1e-6)
+            assert torch.equal(labels.cpu(), worker.labels)
+    local.close()
 
 
 class Large(Memory):

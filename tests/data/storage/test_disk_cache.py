@@ -18,7 +18,7 @@ from paragan.data.storage.disk_cache import ENTRY_BYTES, DiskCache, default_cach
 from processes import PRELOADED_MODULES
 
 
-def made(number: int) -> bytes:
+def build(number: int) -> bytes:
     """What range `number` holds: some 3 kB, its own."""
     return np.random.default_rng(number).bytes(1000 + number % 5000)
 
@@ -34,34 +34,40 @@ def flip(path: Path, at: int) -> None:
 
 
 def test_entries_are_shared_and_persistent(tmp_path: Path):
-    first, beside = opened(tmp_path), opened(tmp_path)
+    first, adjacent = opened(tmp_path), opened(tmp_path)
     assert first.get(1) is None
     first.put(1, b"one")
     first.put(2, b"")
-    assert (first.get(1), beside.get(1), beside.get(2)) == (b"one", b"one", b"")
-    beside.put(3, b"three")
+    assert (first.get(1), adjacent.get(1), adjacent.get(2)) == (b"one", b"one", b"")
+    adjacent.put(3, b"three")
     assert first.get(3) == b"three"
-    del first, beside
+    del first, adjacent
     assert opened(tmp_path).get(3) == b"three"
     assert DiskCache(str(tmp_path), "http://host/other").get(1) is None
 
 
 def test_keys_differ_by_file_version_and_range():
-    asked = [("a", "v", 9, 0, 5), ("b", "v", 9, 0, 5), ("a", "w", 9, 0, 5), ("a", "v", 8, 0, 5), ("a", "v", 9, 1, 5)]
-    assert len({DiskCache.key(*one) for one in asked} | {DiskCache.key("a", "v", 9, 0, 6)}) == 6
+    requested = [
+        ("a", "v", 9, 0, 5),
+        ("b", "v", 9, 0, 5),
+        ("a", "w", 9, 0, 5),
+        ("a", "v", 8, 0, 5),
+        ("a", "v", 9, 1, 5),
+    ]
+    assert len({DiskCache.key(*one) for one in requested} | {DiskCache.key("a", "v", 9, 0, 6)}) == 6
 
 
 def test_a_range_is_stored_once(tmp_path: Path):
-    first, beside = opened(tmp_path), opened(tmp_path)
-    for cache in (first, beside, first):
+    first, adjacent = opened(tmp_path), opened(tmp_path)
+    for cache in (first, adjacent, first):
         cache.put(1, b"one")
     assert (first.path / "data").read_bytes() == b"one"
-    assert (first.stored, beside.stored) == (1, 0)
+    assert (first.stored, adjacent.stored) == (1, 0)
 
 
 @pytest.mark.parametrize("at", [0, 1500, 2999])
 def test_a_flipped_byte_is_detected_and_the_range_fetched_again(tmp_path: Path, at: int):
-    cache, beside = opened(tmp_path), opened(tmp_path)
+    cache, adjacent = opened(tmp_path), opened(tmp_path)
     for key in range(3):
         cache.put(key, bytes([key]) * 1000)
     flip(cache.path / "data", at)
@@ -69,7 +75,7 @@ def test_a_flipped_byte_is_detected_and_the_range_fetched_again(tmp_path: Path, 
     assert [cache.get(key) is None for key in range(3)] == [key == wrong for key in range(3)]
     assert cache.corrupted == 1
     cache.put(wrong, bytes([wrong]) * 1000)
-    for one in (cache, beside, opened(tmp_path)):
+    for one in (cache, adjacent, opened(tmp_path)):
         assert [one.get(key) for key in range(3)] == [bytes([key]) * 1000 for key in range(3)]
 
 
@@ -84,35 +90,35 @@ def test_a_file_cut_off_is_noticed(tmp_path: Path):
 def test_entries_after_a_torn_one_count(tmp_path: Path, torn: int):
     cache = opened(tmp_path)
     for key in range(5):
-        cache.put(key, made(key))
+        cache.put(key, build(key))
     with (cache.path / "index").open("ab") as index:
         index.write(random.Random(torn).randbytes(torn))
     for key in range(5, 9):
-        cache.put(key, made(key))
+        cache.put(key, build(key))
     later = opened(tmp_path)
-    assert [later.get(key) for key in range(9)] == [made(key) for key in range(9)]
+    assert [later.get(key) for key in range(9)] == [build(key) for key in range(9)]
 
 
 def test_a_damaged_index_entry_loses_only_itself(tmp_path: Path):
     cache = opened(tmp_path)
     for key in range(50):
-        cache.put(key, made(key))
+        cache.put(key, build(key))
     index = (cache.path / "index").read_bytes()
     assert len(index) == 50 * ENTRY_BYTES
     for at in range(10 * ENTRY_BYTES, 11 * ENTRY_BYTES):
         for bit in (1, 128):
             broken = bytearray(index)
             broken[at] ^= bit
-            used, found = parse_index(bytes(broken))
+            used, result = parse_index(bytes(broken))
             assert used == len(index)
-            assert found.keys() == set(range(50)) - {10}
+            assert result.keys() == set(range(50)) - {10}
     assert parse_index(bytes(1000)) == (961, {})
 
 
 def test_a_crash_at_any_byte_leaves_a_cache_that_works(tmp_path: Path):
     cache = opened(tmp_path)
     for key in range(3):
-        cache.put(key, made(key))
+        cache.put(key, build(key))
     index = (cache.path / "index").read_bytes()
     for end in range(len(index)):
         assert parse_index(index[:end])[1].keys() == set(range(end // ENTRY_BYTES))
@@ -126,8 +132,8 @@ def work(folder: str, seed: int) -> None:
     def one(key: int) -> bool:
         data = cache.get(key)
         if data is None:
-            cache.put(key, data := made(key))
-        return data == made(key)
+            cache.put(key, data := build(key))
+        return data == build(key)
 
     with ThreadPoolExecutor(8) as pool:
         good = all(pool.map(one, keys))
@@ -144,7 +150,7 @@ def test_processes_and_threads_write_at_once(tmp_path: Path):
         worker.join(60)
     assert [worker.exitcode for worker in workers] == [0] * 4
     later = opened(tmp_path)
-    assert [later.get(key) for key in range(400)] == [made(key) for key in range(400)]
+    assert [later.get(key) for key in range(400)] == [build(key) for key in range(400)]
 
 
 def test_a_process_killed_while_writing_leaves_the_cache_valid(tmp_path: Path):
@@ -157,7 +163,7 @@ def test_a_process_killed_while_writing_leaves_the_cache_valid(tmp_path: Path):
     worker.kill()
     worker.join()
     for key in range(400):
-        assert (opened(tmp_path) if key == 100 else cache).get(key) in (None, made(key))
+        assert (opened(tmp_path) if key == 100 else cache).get(key) in (None, build(key))
     assert not cache.corrupted
 
 
@@ -166,9 +172,9 @@ def test_a_full_cache_stores_no_more(tmp_path: Path):
     for key in range(20):
         cache.put(key, bytes(1000))
     assert (cache.stored, cache.not_stored, len(cache)) == (10, 10, 10)
-    again = DiskCache(str(tmp_path), "http://host/other", 10e-6)  # the limit is of all places together
-    again.put(0, b"no")
-    assert (again.stored, again.not_stored) == (0, 1)
+    repeated = DiskCache(str(tmp_path), "http://host/other", 10e-6)  # the limit is of all places together
+    repeated.put(0, b"no")
+    assert (repeated.stored, repeated.not_stored) == (0, 1)
 
 
 def test_half_of_what_is_free_is_the_limit_otherwise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -25,9 +25,9 @@ def guarded(server: FaultyServer, tmp_path: Path) -> None:
     np.savez(tmp_path / "set.npz", images=np.random.default_rng(0).integers(0, 256, (40, 8, 8, 1), np.uint8))
     server.files["/set.npz"] = (tmp_path / "set.npz").read_bytes()
 
-    def play(asked: FaultyRequest) -> None:
-        known = asked.headers.get("Authorization") and "X-Amz-Signature=" in asked.path
-        asked.serve() if known else asked.send_status(403)
+    def play(requested: FaultyRequest) -> None:
+        known = requested.headers.get("Authorization") and "X-Amz-Signature=" in requested.path
+        requested.serve() if known else requested.send_status(403)
 
     server.responses = [play]
 
@@ -39,7 +39,7 @@ def address(server: FaultyServer, password: str, signature: str) -> str:
 def test_secrets_are_in_no_file_and_may_change(server, tmp_path):
     guarded(server, tmp_path)
     folder = tmp_path / "run"
-    own = [
+    private = [
         "train",
         "folder",
         "--data.cache=stream",
@@ -47,7 +47,7 @@ def test_secrets_are_in_no_file_and_may_change(server, tmp_path):
         *TINY_RUN_ARGS[1:],
         f"--run-dir={folder}",
     ]
-    first = run_cli(*own, "--kimg=0.032", f"--data={address(server, *SECRETS)}")
+    first = run_cli(*private, "--kimg=0.032", f"--data={address(server, *SECRETS)}")
     assert first.status == 0, first
     written = [path for path in folder.rglob("*") if path.is_file()]
     assert written
@@ -55,7 +55,7 @@ def test_secrets_are_in_no_file_and_may_change(server, tmp_path):
         assert secret not in first.out + first.err
         assert not [path for path in written if secret.encode() in path.read_bytes()]
     assert f"path: http://***@127.0.0.1:{server.server_port}/set.npz?..." in (folder / "run.yaml").read_text()
-    then = run_cli(*own, "--kimg=0.064", f"--data={address(server, 'other', '4567')}")
+    then = run_cli(*private, "--kimg=0.064", f"--data={address(server, 'other', '4567')}")
     assert then.status == 0, then
     assert logged_steps(folder)[-1] == 4
     assert any("4567" in path for path, _ in server.requests)
@@ -67,12 +67,12 @@ def test_secrets_are_in_no_file_and_may_change(server, tmp_path):
 
 def test_the_dry_run_prints_no_secrets(server, tmp_path):
     guarded(server, tmp_path)
-    shown = run_cli(
+    displayed = run_cli(
         "train", "folder", "-n", *TINY_RUN_ARGS[1:], "--data.remote.cache_dir=", f"--data={address(server, *SECRETS)}"
     )
-    assert shown.status == 0, shown
-    assert "set.npz?..." in shown.out
-    assert not [secret for secret in SECRETS if secret in shown.out + shown.err]
+    assert displayed.status == 0, displayed
+    assert "set.npz?..." in displayed.out
+    assert not [secret for secret in SECRETS if secret in displayed.out + displayed.err]
     server.files.clear()
     gone = usage_error(
         "train", "folder", *TINY_RUN_ARGS[1:], f"--run-dir={tmp_path}/run", f"--data={address(server, *SECRETS)}"

@@ -67,7 +67,7 @@ def nginx(served: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ng
         yield server
 
 
-def far(address: str, reach: RemoteOptions = QUICK) -> RemoteFileSystem:
+def remote_fs(address: str, reach: RemoteOptions = QUICK) -> RemoteFileSystem:
     place, _ = open_location(address, reach)
     assert isinstance(place, RemoteFileSystem)
     return place
@@ -97,8 +97,8 @@ def line(caught: pytest.ExceptionInfo) -> str:
     ],
 )
 def test_files_and_folders_are_distinguished_by_name(where: str, folder: str, name: str):
-    place, found = open_remote(where, RemoteOptions(cache_dir=""))
-    assert (place.location, found) == (folder, name)
+    place, outcome = open_remote(where, RemoteOptions(cache_dir=""))
+    assert (place.location, outcome) == (folder, name)
 
 
 def test_passwords_and_signatures_are_not_shown():
@@ -108,9 +108,9 @@ def test_passwords_and_signatures_are_not_shown():
     assert place.location == "https://***@host/set"
     assert place.display_path("a.png") == "https://***@host/set/a.png"
     with pytest.raises(RunError) as caught:
-        far("http://me:secret@127.0.0.1:1/s?sig=abc", RemoteOptions(cache_dir="", timeout_s=0.2, retry_for_s=0.2)).read(
-            "a.bin"
-        )
+        remote_fs(
+            "http://me:secret@127.0.0.1:1/s?sig=abc", RemoteOptions(cache_dir="", timeout_s=0.2, retry_for_s=0.2)
+        ).read("a.bin")
     assert not {"secret", "abc"} & set(line(caught).replace("/", " ").split())
     assert "secret" not in line(caught)
 
@@ -169,7 +169,7 @@ PASSING = {
 def test_faults_that_pass_are_not_noticed(server: FaultyServer, name: str):
     server.responses = [*PASSING[name], None]
     start = time.monotonic()
-    assert far(f"{server.url}/set").read("a.bin", 100, 200) == BYTES[100:300]
+    assert remote_fs(f"{server.url}/set").read("a.bin", 100, 200) == BYTES[100:300]
     assert time.monotonic() - start < QUICK.retry_for_s + 1
     assert len(server.requests) == len(PASSING[name]) + (name != "slow start") or name == "reset"
     if name == "429":
@@ -195,11 +195,11 @@ def test_faults_that_last_end_with_patience(server: FaultyServer, name: str):
     play, reason = LASTING[name]
     server.responses, start = [play], time.monotonic()
     with pytest.raises(RunError) as caught:
-        far(f"{server.url}/set").read("a.bin", 100, 200)
+        remote_fs(f"{server.url}/set").read("a.bin", 100, 200)
     assert time.monotonic() - start < QUICK.retry_for_s + 1.5
-    found = line(caught).removeprefix(f"data: {server.url}/set/a.bin cannot be reached: ")
-    assert found.startswith((reason, "no full response within"))  # which on a busy machine may be what came last
-    assert found.endswith("attempts within 1.5 s)")
+    outcome = line(caught).removeprefix(f"data: {server.url}/set/a.bin cannot be reached: ")
+    assert outcome.startswith((reason, "no full response within"))  # which on a busy machine may be what came last
+    assert outcome.endswith("attempts within 1.5 s)")
 
 
 REFUSED = {
@@ -218,7 +218,7 @@ def test_what_will_never_be_answered_ends_at_once(server: FaultyServer, name: st
     play, reason = REFUSED[name]
     server.responses, start = [play], time.monotonic()
     with pytest.raises(UsageError) as caught:
-        far(f"{server.url}/set").read("a.bin", 100, 200)
+        remote_fs(f"{server.url}/set").read("a.bin", 100, 200)
     assert line(caught).startswith(f"data: {server.url}/set/a.bin: {reason}")
     assert time.monotonic() - start < 1
 
@@ -228,7 +228,7 @@ def test_a_file_that_is_gone_is_a_bad_record(server: FaultyServer, code: int):
     server.responses = [servers.respond_status(code)]
     for act in (lambda f: f.read("a.bin", 0, 9), lambda f: f.read("a.bin"), lambda f: f.size("a.bin")):
         with pytest.raises(DecodeError, match=rf"^not found \({code}\)$"):
-            act(far(f"{server.url}/set"))
+            act(remote_fs(f"{server.url}/set"))
     assert len(server.requests) == 6
 
 
@@ -236,14 +236,14 @@ def test_an_unreachable_server(tmp_path: Path):
     start = time.monotonic()
     address = f"http://127.0.0.1:{servers.free_port()}/set"
     with pytest.raises(RunError, match=r"cannot be reached: .*([Cc]onnect|refused).* attempts within 0.5 s"):
-        far(address, RemoteOptions(cache_dir="", timeout_s=0.5, retry_for_s=0.5)).list_dir()
+        remote_fs(address, RemoteOptions(cache_dir="", timeout_s=0.5, retry_for_s=0.5)).list_dir()
     with pytest.raises(RunError, match="its host was not found"):
-        far("http://nobody.invalid/set", RemoteOptions(cache_dir="", timeout_s=5, retry_for_s=0.5)).size("a.bin")
+        remote_fs("http://nobody.invalid/set", RemoteOptions(cache_dir="", timeout_s=5, retry_for_s=0.5)).size("a.bin")
     assert time.monotonic() - start < 8
 
 
 def test_other_answers(server: FaultyServer):
-    place = far(f"{server.url}/set")
+    place = remote_fs(f"{server.url}/set")
     assert place.read("a.bin", 5, 0) == b""
     with pytest.raises(DecodeError, match=r"^ends after 10,000 bytes, 10,001 were expected$"):
         place.read("a.bin", 9_000, 1_001)
@@ -254,13 +254,13 @@ def test_other_answers(server: FaultyServer):
     server.responses = [servers.ignore_range]  # whole files are fine where these are wanted
     assert (place.read("a.bin"), place.read("a.bin", 0, 10_000), place.size("other.bin")) == (BYTES, BYTES, 5)
     server.responses = [servers.redirect_to("/set/other.bin")]
-    assert far(f"{server.url}/set").read("a.bin", 1, 2) == b"th"
+    assert remote_fs(f"{server.url}/set").read("a.bin", 1, 2) == b"th"
 
 
 def test_files_larger_than_a_part_come_in_parts(server: FaultyServer, monkeypatch: pytest.MonkeyPatch):
     for module in (http, sys.modules[RemoteFileSystem.__module__]):
         monkeypatch.setattr(module, "PART_BYTES", 999)
-    place = far(f"{server.url}/set")
+    place = remote_fs(f"{server.url}/set")
     assert place.read("a.bin") == BYTES
     assert len(server.requests) == 11
     assert place.read("a.bin", 17) == BYTES[17:]
@@ -281,21 +281,21 @@ def test_an_open_file_is_one_for_libraries(server: FaultyServer):
         archive.writestr("y", BYTES)
     server.files["/set/a.zip"] = packed.getvalue()
     server.responses = [None, servers.truncate_body, servers.respond_status(500), None]
-    with far(f"{server.url}/set").open("a.zip") as file, zipfile.ZipFile(file) as archive:
+    with remote_fs(f"{server.url}/set").open("a.zip") as file, zipfile.ZipFile(file) as archive:
         assert archive.read("y") == BYTES
         assert len(archive.read("x")) == 3_000_000
     server.responses = [servers.stall]
     with pytest.raises(RunError, match="cannot be reached"):
-        far(f"{server.url}/set").open("a.zip")
+        remote_fs(f"{server.url}/set").open("a.zip")
     server.responses = [servers.respond_status(404)]
     with pytest.raises(DecodeError, match="not found"):
-        far(f"{server.url}/set").open("a.zip")
+        remote_fs(f"{server.url}/set").open("a.zip")
 
 
 def test_threads_wait_for_each_other_no_longer_than_for_one(server: FaultyServer):
     """64 requests that stall stall together, and connections are used again."""
-    patient = far(f"{server.url}/set", RemoteOptions(cache_dir="", timeout_s=30, retry_for_s=30))
-    place = far(f"{server.url}/set", RemoteOptions(cache_dir="", timeout_s=1, retry_for_s=1))
+    patient = remote_fs(f"{server.url}/set", RemoteOptions(cache_dir="", timeout_s=30, retry_for_s=30))
+    place = remote_fs(f"{server.url}/set", RemoteOptions(cache_dir="", timeout_s=1, retry_for_s=1))
     with ThreadPoolExecutor(64) as pool:
         assert set(pool.map(lambda at: patient.read("a.bin", at, 9) == BYTES[at : at + 9], range(500))) == {True}
         server.responses = [servers.stall]
@@ -309,7 +309,9 @@ def test_threads_wait_for_each_other_no_longer_than_for_one(server: FaultyServer
 
 
 def cached(server: FaultyServer, folder: Path) -> RemoteFileSystem:
-    return far(f"{server.url}/set", RemoteOptions(cache_dir=str(folder), cache_gb=0.1, timeout_s=0.5, retry_for_s=1.5))
+    return remote_fs(
+        f"{server.url}/set", RemoteOptions(cache_dir=str(folder), cache_gb=0.1, timeout_s=0.5, retry_for_s=1.5)
+    )
 
 
 def test_a_range_fetched_once_comes_from_disk(server: FaultyServer, tmp_path: Path):
@@ -335,7 +337,7 @@ def test_a_file_that_is_replaced_is_never_mixed_with_the_old(
     server: FaultyServer, tmp_path: Path, cache: bool, version: str
 ):
     def place() -> RemoteFileSystem:
-        return cached(server, tmp_path) if cache else far(f"{server.url}/set")
+        return cached(server, tmp_path) if cache else remote_fs(f"{server.url}/set")
 
     first, new = place(), BYTES[::-1] + b"more" * (version == '"1"')
     server.files["/set/b.bin"] = BYTES
@@ -368,17 +370,17 @@ def test_a_file_that_is_replaced_between_its_parts(server: FaultyServer, monkeyp
     for module in (http, fars):
         monkeypatch.setattr(module, "PART_BYTES", 4000)
 
-    def replaced(asked: servers.FaultyRequest) -> None:
-        asked.server.version = '"2"'
-        asked.serve()
+    def replaced(requested: servers.FaultyRequest) -> None:
+        requested.server.version = '"2"'
+        requested.serve()
 
     server.responses = [None, replaced, None]
     with pytest.raises(DecodeError, match=r"^was replaced"):
-        far(f"{server.url}/set").read("a.bin")
+        remote_fs(f"{server.url}/set").read("a.bin")
 
 
 def test_one_that_is_weakly_the_same_is_the_same(server: FaultyServer):
-    place = far(f"{server.url}/set")
+    place = remote_fs(f"{server.url}/set")
     place.read("a.bin", 0, 10)
     server.version = 'W/"1"'
     assert place.read("a.bin", 10, 10) == BYTES[10:20]
@@ -400,15 +402,15 @@ def test_damaged_cache_entries_are_fetched_again(server: FaultyServer, tmp_path:
 
 
 def test_ranges_and_listings_of_nginx(nginx: Nginx, served: Path):
-    place = far(nginx.url)
+    place = remote_fs(nginx.url)
     data = (served / "large.bin").read_bytes()
     assert place.read("large.bin") == data
     assert place.read("large.bin", 4_000_000, 1_000_000) == data[4_000_000:]
     assert place.size("large.bin") == len(data)
-    found = place.list_dir()
-    assert (found.files, found.folders) == ({"large.bin": None}, ["set"])
-    assert far(f"{nginx.url}/set/").list_dir().folders == ["cat", "dög & co", "emu #1"]
-    assert far(f"{nginx.url}/moved").list_dir().folders == ["cat", "dög & co", "emu #1"]
+    outcome = place.list_dir()
+    assert (outcome.files, outcome.folders) == ({"large.bin": None}, ["set"])
+    assert remote_fs(f"{nginx.url}/set/").list_dir().folders == ["cat", "dög & co", "emu #1"]
+    assert remote_fs(f"{nginx.url}/moved").list_dir().folders == ["cat", "dög & co", "emu #1"]
     assert len(place.list_dir("set/emu #1").files) == 40
     with pytest.raises(UsageError, match=r"/set/bird is not found \(404\): check the address$"):
         place.list_dir("set/bird")
@@ -423,34 +425,34 @@ def test_links_of_other_pages():
     <A HREF='./c.png'>c</A><a href="/set/d/">d</a><a href="http://host/set/e.png#x">e</a><a href="http://other/set/f">f</a>
     <a href="mailto:me@host">me</a><a href=".git/">g</a><a href="d/deep.png">h</a><a href="i.png?x=1">i</a>
     <a href="&amp;j.png">j</a><a href="http://[">k</a>"""
-    found = parse_listing("http://host/set/", page)
-    assert list(found.files) == ["&j.png", "a b.png", "c.png", "e.png"]
-    assert found.folders == ["d"]
+    outcome = parse_listing("http://host/set/", page)
+    assert list(outcome.files) == ["&j.png", "a b.png", "c.png", "e.png"]
+    assert outcome.folders == ["d"]
 
 
 @pytest.mark.parametrize("cache", [False, True])
 def test_a_remote_folder_equals_the_local_one(nginx: Nginx, served: Path, tmp_path: Path, cache: bool):
-    here = load_data(str(served / "set"), resolution=8)
+    local = load_data(str(served / "set"), resolution=8)
     reach = RemoteOptions(cache_dir=str(tmp_path) if cache else "", timeout_s=5)
     start = time.monotonic()
     for _ in range(2):
-        there = load_data(f"{nginx.url}/set", resolution=8, cache="stream", remote=reach)
-        np.testing.assert_array_equal(there.images[:], here.images[:])
-    np.testing.assert_array_equal(there.labels, here.labels)
-    assert there.classes == here.classes
-    assert there.fingerprint == load_data(str(served / "set"), resolution=8, cache="stream").fingerprint
+        remote = load_data(f"{nginx.url}/set", resolution=8, cache="stream", remote=reach)
+        np.testing.assert_array_equal(remote.images[:], local.images[:])
+    np.testing.assert_array_equal(remote.labels, local.labels)
+    assert remote.classes == local.classes
+    assert remote.fingerprint == load_data(str(served / "set"), resolution=8, cache="stream").fingerprint
     assert time.monotonic() - start < 10
 
 
 def test_at_most_a_limit_of_file_sizes_are_requested(nginx: Nginx, served: Path, monkeypatch: pytest.MonkeyPatch):
-    place = far(f"{nginx.url}/set")
-    there = open_image_folder(place, place.list_dir())
+    place = remote_fs(f"{nginx.url}/set")
+    remote = open_image_folder(place, place.list_dir())
     monkeypatch.setattr(folders, "MAX_SIZE_REQUESTS", 10)
-    parts = [part.decode() for part in there.fingerprint_parts()]
-    assert [part.partition("\0")[0] for part in parts] == there.names
+    parts = [part.decode() for part in remote.fingerprint_parts()]
+    assert [part.partition("\0")[0] for part in parts] == remote.names
     assert sum(not part.endswith("\0\n") for part in parts) == 10
-    assert isinstance(there.fs, RemoteFileSystem)
-    assert len(there.fs.file_stats) == 10
+    assert isinstance(remote.fs, RemoteFileSystem)
+    assert len(remote.fs.file_stats) == 10
 
 
 def test_a_file_that_disappears_is_a_bad_record(nginx: Nginx, served: Path):
@@ -472,7 +474,7 @@ def test_a_missing_data_set_is_one_line(nginx: Nginx):
 def test_a_server_that_is_restarted_is_waited_for(served: Path, tmp_path: Path):
     data, over = (served / "large.bin").read_bytes(), threading.Event()
     with servers.run_nginx(served, tmp_path / "nginx") as server, ThreadPoolExecutor(16) as pool:
-        place = far(server.url, RemoteOptions(cache_dir="", timeout_s=2, retry_for_s=20))
+        place = remote_fs(server.url, RemoteOptions(cache_dir="", timeout_s=2, retry_for_s=20))
 
         def reads(seed: int) -> int:
             count, rng = 0, random.Random(seed)
@@ -501,7 +503,7 @@ def test_a_server_that_is_restarted_is_waited_for(served: Path, tmp_path: Path):
 def test_memory_stands_for_any_other_protocol(served: Path, tmp_path: Path):
     files = fsspec.filesystem("memory")
     files.put(f"{served}/set/", "memory://far/set/", recursive=True)
-    place = far("memory://far/set")
+    place = remote_fs("memory://far/set")
     assert place.list_dir().folders == ["cat", "dög & co", "emu #1"]
     name = "cat/0 100%.png"
     data = (served / "set" / name).read_bytes()
@@ -514,10 +516,10 @@ def test_memory_stands_for_any_other_protocol(served: Path, tmp_path: Path):
         place.read("cat/none.png")
     with pytest.raises(UsageError, match=r"is not found .*: check the address"):
         place.list_dir("none")
-    here = load_data(str(served / "set"), resolution=8)
+    local = load_data(str(served / "set"), resolution=8)
     for cache in ("", str(tmp_path)):
-        there = load_data("memory://far/set", resolution=8, remote=RemoteOptions(cache_dir=cache))
-        np.testing.assert_array_equal(there.images[:], here.images[:])
+        remote = load_data("memory://far/set", resolution=8, remote=RemoteOptions(cache_dir=cache))
+        np.testing.assert_array_equal(remote.images[:], local.images[:])
 
 
 # S3 ------------------------------------------------------------------------------------------------------------
@@ -540,9 +542,9 @@ S3_NOISE = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::Res
 @S3_NOISE
 def test_a_bucket_is_a_folder(s3: str, served: Path, tmp_path: Path):
     slow = RemoteOptions(cache_dir="", timeout_s=10, retry_for_s=20)
-    place, data = far("s3://bucket", slow), (served / "large.bin").read_bytes()
-    found = place.list_dir()
-    assert (found.files, found.folders) == ({"large.bin": len(data)}, ["set"])
+    place, data = remote_fs("s3://bucket", slow), (served / "large.bin").read_bytes()
+    outcome = place.list_dir()
+    assert (outcome.files, outcome.folders) == ({"large.bin": len(data)}, ["set"])
     assert place.read("large.bin") == data
     assert place.read("large.bin", 123, 4567) == data[123:4690]
     with ThreadPoolExecutor(16) as pool:
@@ -554,13 +556,13 @@ def test_a_bucket_is_a_folder(s3: str, served: Path, tmp_path: Path):
     with pytest.raises(UsageError, match=r"^data: s3://bucket/none is not found \(404\): check the address$"):
         place.list_dir("none")
     with pytest.raises(UsageError, match="bucket"):
-        far("s3://no-such-bucket", slow).list_dir()
+        remote_fs("s3://no-such-bucket", slow).list_dir()
     with place.open("large.bin") as file:
         file.seek(-5, os.SEEK_END)
         assert file.read() == data[-5:]
-    here = load_data(str(served / "set" / "cat"), resolution=8)
-    there = load_data("s3://bucket/set/cat", resolution=8, remote=RemoteOptions(cache_dir=str(tmp_path), timeout_s=10))
-    np.testing.assert_array_equal(there.images[:], here.images)
+    local = load_data(str(served / "set" / "cat"), resolution=8)
+    remote = load_data("s3://bucket/set/cat", resolution=8, remote=RemoteOptions(cache_dir=str(tmp_path), timeout_s=10))
+    np.testing.assert_array_equal(remote.images[:], local.images)
 
 
 @S3_NOISE
@@ -568,7 +570,9 @@ def test_a_bucket_is_a_folder(s3: str, served: Path, tmp_path: Path):
 def test_an_object_that_is_replaced_is_never_mixed_with_the_old(s3: str, served: Path, tmp_path: Path, cache: bool):
     import boto3
 
-    place = far("s3://bucket", RemoteOptions(cache_dir=str(tmp_path) if cache else "", timeout_s=10, retry_for_s=20))
+    place = remote_fs(
+        "s3://bucket", RemoteOptions(cache_dir=str(tmp_path) if cache else "", timeout_s=10, retry_for_s=20)
+    )
     data = (served / "large.bin").read_bytes()
     client = boto3.client("s3", endpoint_url=s3)
     client.put_object(Bucket="bucket", Key="twice.bin", Body=data)
@@ -585,13 +589,13 @@ def test_s3_out_of_reach(s3: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{servers.free_port()}")
     start = time.monotonic()
     with pytest.raises(RunError, match=r"^data: s3://bucket/large\.bin cannot be reached: .* attempts within 1 s"):
-        far("s3://bucket", RemoteOptions(cache_dir="", timeout_s=1, retry_for_s=1)).read("large.bin", 0, 9)
+        remote_fs("s3://bucket", RemoteOptions(cache_dir="", timeout_s=1, retry_for_s=1)).read("large.bin", 0, 9)
     assert time.monotonic() - start < 6
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     with pytest.raises(UsageError, match="no credentials: set AWS_ACCESS_KEY_ID"):
-        far("s3://bucket", RemoteOptions(cache_dir="", timeout_s=5, retry_for_s=5)).read("large.bin", 0, 9)
+        remote_fs("s3://bucket", RemoteOptions(cache_dir="", timeout_s=5, retry_for_s=5)).read("large.bin", 0, 9)
 
 
 @S3_NOISE

@@ -29,26 +29,26 @@ def noise(*shape: int) -> np.ndarray:
     return RNG.integers(0, 256, shape, np.uint8)
 
 
-def put(path: Path, pixels: np.ndarray | None = None, **how) -> Path:
+def put(path: Path, pixels: np.ndarray | None = None, **options) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(noise(8, 8, 3) if pixels is None else pixels).save(path, **how)
+    Image.fromarray(noise(8, 8, 3) if pixels is None else pixels).save(path, **options)
     return path
 
 
-def written(where, out: Path, form: str | None = None, *, shard_mb: float = 64, finish=None, **wanted) -> ConvertResult:
+def written(where, out: Path, form: str | None = None, *, shard_mb: float = 64, finish=None, **target) -> ConvertResult:
     return convert(
-        open_source(str(where)), out, choose_format(out, form, shard_mb), ConvertOptions(**wanted), finalize=finish
+        open_source(str(where)), out, choose_format(out, form, shard_mb), ConvertOptions(**target), finalize=finish
     )
 
 
 def same(one: Dataset, other: Dataset) -> bool:
-    labels = [found.labels if found.labels is None else found.labels.tolist() for found in (one, other)]
+    labels = [result.labels if result.labels is None else result.labels.tolist() for result in (one, other)]
     return np.array_equal(one.images[:], other.images[:]) and labels[0] == labels[1] and one.classes == other.classes
 
 
-def refusal(*args, **how) -> str:
+def usage_message(*args, **options) -> str:
     with pytest.raises(UsageError) as caught:
-        written(*args, **how)
+        written(*args, **options)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -74,10 +74,10 @@ KEEPS_ALL = [form for form in NAMES if form != "folder"]
 @pytest.mark.parametrize("first", KEEPS_ALL)
 @pytest.mark.parametrize("second", KEEPS_ALL)
 def test_any_format_and_any_other_hold_the_same(first, second, start, tmp_path):
-    wanted = load_data(str(start), resolution=None)
+    target = load_data(str(start), resolution=None)
     for source, form, out in ((start, first, tmp_path / "1"), (tmp_path / "1" / NAMES[first], second, tmp_path / "2")):
         written(source, out / NAMES[form], form)
-        assert same(load_data(str(out / NAMES[form]), resolution=None), wanted)
+        assert same(load_data(str(out / NAMES[form]), resolution=None), target)
 
 
 @pytest.mark.parametrize("form", NAMES)
@@ -115,10 +115,10 @@ def test_a_folder_has_its_images_class_by_class_each_in_their_order(tmp_path):
     labels[:3] = 0, 1, 2
     np.savez(tmp_path / "a.npz", images=images, labels=labels)
     assert "class by class" in written(tmp_path / "a.npz", tmp_path / "b").notes[0]
-    found, order = load_data(str(tmp_path / "b"), resolution=None), np.argsort(labels, kind="stable")
-    assert (found.images[:] == images[order]).all()
-    assert found.labels is not None
-    assert (found.labels == labels[order]).all()
+    result, order = load_data(str(tmp_path / "b"), resolution=None), np.argsort(labels, kind="stable")
+    assert (result.images[:] == images[order]).all()
+    assert result.labels is not None
+    assert (result.labels == labels[order]).all()
 
 
 # Files as they are ------------------------------------------------------------------------------------------
@@ -178,13 +178,13 @@ def test_quality_is_that_of_jpeg(tmp_path):
 
 def test_a_zip_is_one_of_stylegan_and_edm(start, tmp_path):
     written(start, tmp_path / "a.zip")
-    wanted = load_data(str(start), resolution=None)
+    target = load_data(str(start), resolution=None)
     with zipfile.ZipFile(tmp_path / "a.zip") as archive:
         labels = dict(json.loads(archive.read("dataset.json"))["labels"])
         names = sorted(name for name in archive.namelist() if name.endswith(".png"))
         assert names == [f"00000/img{i:08d}.png" for i in range(20)]
-        assert [labels[name] for name in names] == wanted.labels.tolist()  # pyright: ignore
-        for name, pixels in zip(names, wanted.images):
+        assert [labels[name] for name in names] == target.labels.tolist()  # pyright: ignore
+        for name, pixels in zip(names, target.images):
             with archive.open(name) as file, Image.open(file) as image:
                 assert (np.asarray(image).reshape(pixels.shape) == pixels).all()
     written(start, tmp_path / "b.zip", labels=False)
@@ -194,10 +194,10 @@ def test_a_zip_is_one_of_stylegan_and_edm(start, tmp_path):
 
 def test_an_h5_is_one_of_biggan(start, tmp_path):
     written(start, tmp_path / "a.h5")
-    wanted = load_data(str(start), resolution=None)
+    target = load_data(str(start), resolution=None)
     with h5py.File(tmp_path / "a.h5") as file:
-        assert (file["imgs"][:] == wanted.images[:].transpose(0, 3, 1, 2)).all()  # pyright: ignore
-        assert (file["labels"][:] == wanted.labels).all()  # pyright: ignore
+        assert (file["imgs"][:] == target.images[:].transpose(0, 3, 1, 2)).all()  # pyright: ignore
+        assert (file["labels"][:] == target.labels).all()  # pyright: ignore
 
 
 def test_an_npz_is_one_of_numpy(start, tmp_path):
@@ -212,15 +212,15 @@ def test_shards_are_read_by_webdataset(start, tmp_path):
     shards = sorted(str(path) for path in (tmp_path / "out").glob("*.tar"))
     assert len(shards) > 1
     assert all(Path(shard).stat().st_size <= 20_480 for shard in shards)  # tars are padded to 10,240
-    wanted = load_data(str(start), resolution=None)
+    target = load_data(str(start), resolution=None)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)  # it leaves files open
         read = list(webdataset.WebDataset(shards, shardshuffle=False).decode("pil").to_tuple("png", "cls"))
         gc.collect()
-    assert [label for _, label in read] == wanted.labels.tolist()  # pyright: ignore
-    depth = "L" if wanted.images.shape[3] == 1 else "RGB"
-    pixels = np.stack([np.asarray(image.convert(depth)).reshape(wanted.images.shape[1:]) for image, _ in read])
-    assert (pixels == wanted.images[:]).all()
+    assert [label for _, label in read] == target.labels.tolist()  # pyright: ignore
+    depth = "L" if target.images.shape[3] == 1 else "RGB"
+    pixels = np.stack([np.asarray(image.convert(depth)).reshape(target.images.shape[1:]) for image, _ in read])
+    assert (pixels == target.images[:]).all()
     assert json.loads((tmp_path / "out" / "classes.json").read_text()) == ["ant", "bee", "cat"]
 
 
@@ -228,8 +228,8 @@ def test_shards_are_read_by_webdataset(start, tmp_path):
 def test_equal_sets_become_equal_bytes(form, start, tmp_path):
     for name in ("1", "2"):
         written(start, tmp_path / name / NAMES[form], form, shuffle=3)
-    found = [sorted(path for path in (tmp_path / name).rglob("*") if path.is_file()) for name in ("1", "2")]
-    assert [path.read_bytes() for path in found[0]] == [path.read_bytes() for path in found[1]]
+    result = [sorted(path for path in (tmp_path / name).rglob("*") if path.is_file()) for name in ("1", "2")]
+    assert [path.read_bytes() for path in result[0]] == [path.read_bytes() for path in result[1]]
 
 
 def test_files_in_shards_are_nobodys_and_of_no_time(start, tmp_path):
@@ -245,9 +245,9 @@ def test_shuffling_is_another_order_of_the_same(start, tmp_path):
         load_data(str(path), resolution=None) for path in (start, tmp_path / "a.npz", tmp_path / "b.npz")
     )
 
-    def pairs(found: Dataset) -> list[tuple[bytes, int]]:
-        assert found.labels is not None
-        return [(image.tobytes(), label) for image, label in zip(found.images, found.labels.tolist())]
+    def pairs(result: Dataset) -> list[tuple[bytes, int]]:
+        assert result.labels is not None
+        return [(image.tobytes(), label) for image, label in zip(result.images, result.labels.tolist())]
 
     assert sorted(pairs(plain)) == sorted(pairs(one)) == sorted(pairs(other))
     assert pairs(plain) != pairs(one) != pairs(other)
@@ -258,11 +258,11 @@ def test_shuffling_is_another_order_of_the_same(start, tmp_path):
 
 def test_an_index_is_rebuilt(start, tmp_path):
     written(start, tmp_path / "out", "tars", shard_mb=0.01, finish=lambda folder: reindex(str(folder)))
-    kept = tmp_path / "out" / "paragan-index.npz"
-    first = kept.read_bytes()
-    kept.write_bytes(b"damaged")
+    stored = tmp_path / "out" / "paragan-index.npz"
+    first = stored.read_bytes()
+    stored.write_bytes(b"damaged")
     index, where = reindex(str(tmp_path / "out"))
-    assert (len(index), where, kept.read_bytes()) == (20, kept, first)
+    assert (len(index), where, stored.read_bytes()) == (20, stored, first)
     reindex(str(tmp_path / "out" / "shard-*.tar"), tmp_path / "elsewhere.npz")
     assert (tmp_path / "elsewhere.npz").read_bytes() == first
     one, _ = reindex(str(tmp_path / "out" / "shard-000000.tar"), tmp_path / "one.npz")
@@ -270,8 +270,8 @@ def test_an_index_is_rebuilt(start, tmp_path):
 
 
 def test_what_are_no_shards_has_no_index(start, tmp_path):
-    for where, said in {tmp_path: "holds no .tar", start: "is not a .tar", tmp_path / "x": "does not exist"}.items():
-        with pytest.raises(UsageError, match=said):
+    for where, message in {tmp_path: "holds no .tar", start: "is not a .tar", tmp_path / "x": "does not exist"}.items():
+        with pytest.raises(UsageError, match=message):
             reindex(str(where))
 
 
@@ -283,9 +283,9 @@ def test_a_bad_image_is_refused_and_no_file_remains(form, tmp_path):
     put(tmp_path / "from" / "a.png")
     (tmp_path / "from" / "b.png").write_bytes(b"no image")
     put(tmp_path / "from" / "c.png")
-    said = refusal(tmp_path / "from", tmp_path / NAMES[form], form)
-    assert "b.png cannot be decoded" in said
-    assert "--skip-bad" in said
+    message = usage_message(tmp_path / "from", tmp_path / NAMES[form], form)
+    assert "b.png cannot be decoded" in message
+    assert "--skip-bad" in message
     assert left(tmp_path) == ["from"]
 
 
@@ -298,9 +298,9 @@ def test_bad_ones_are_left_out_and_listed(form, tmp_path):
     (tmp_path / "from" / "a" / "1.png").write_bytes(b"no image")
     out = tmp_path / NAMES[form]
     assert written(tmp_path / "from", out, form, skip_bad=True).count == 5
-    found, rows = load_data(str(out), resolution=None), [0, 2, 3, 4, 5]
-    assert (found.images[:] == expected.images[rows]).all()
-    assert found.labels.tolist() == [0, 0, 1, 1, 1]  # pyright: ignore
+    result, rows = load_data(str(out), resolution=None), [0, 2, 3, 4, 5]
+    assert (result.images[:] == expected.images[rows]).all()
+    assert result.labels.tolist() == [0, 0, 1, 1, 1]  # pyright: ignore
     (line,) = (tmp_path / f"{out.name}.bad.txt").read_text().splitlines()
     assert line.startswith(str(tmp_path / "from" / "a" / "1.png") + "\t")
 
@@ -323,30 +323,30 @@ def test_an_interruption_leaves_no_file(form, start, tmp_path):
 def test_existing_files_are_not_overwritten(form, start, tmp_path):
     out = tmp_path / NAMES[form]
     out.write_text("precious")
-    assert "exists already" in refusal(start, out, form)
+    assert "exists already" in usage_message(start, out, form)
     assert out.read_text() == "precious"
 
 
 def test_an_unwritable_output_is_refused_before_reading(start, tmp_path):
     (tmp_path / "file").write_text("")
-    assert "cannot be written" in refusal(start, tmp_path / "file" / "a.npz")
+    assert "cannot be written" in usage_message(start, tmp_path / "file" / "a.npz")
 
 
 def test_a_set_without_valid_images_is_refused(tmp_path):
     (tmp_path / "from").mkdir()
     (tmp_path / "from" / "a.png").write_bytes(b"")
-    assert "none of the 1 images" in refusal(tmp_path / "from", tmp_path / "a.zip", skip_bad=True)
+    assert "none of the 1 images" in usage_message(tmp_path / "from", tmp_path / "a.zip", skip_bad=True)
     assert left(tmp_path) == ["from"]
 
 
 def test_a_folder_cannot_store_an_empty_class(start, tmp_path):
-    said = refusal(start, tmp_path / "out")
-    assert "'bee' has no image" in said
+    message = usage_message(start, tmp_path / "out")
+    assert "'bee' has no image" in message
     assert written(start, tmp_path / "out", labels=False).count == 20
 
 
 def test_formats_that_are_not_written(start, tmp_path):
-    assert "--to tars" in refusal(start, tmp_path / "a.tgz")
+    assert "--to tars" in usage_message(start, tmp_path / "a.tgz")
     assert written(start, tmp_path / "v1.5", "zip").count == 20
 
 
@@ -407,9 +407,9 @@ def test_no_class_leads_out_of_the_folder(tmp_path):
     written(tmp_path / "a.npz", tmp_path / "deep" / "out")
     assert left(tmp_path) == ["a.npz", "deep"]
     assert left(tmp_path / "deep") == ["out"]
-    found = load_data(str(tmp_path / "deep" / "out"), resolution=None)
-    assert (found.images[:] == load_data(str(tmp_path / "a.npz"), resolution=None).images).all()
-    assert (found.labels == labels).all()
+    result = load_data(str(tmp_path / "deep" / "out"), resolution=None)
+    assert (result.images[:] == load_data(str(tmp_path / "a.npz"), resolution=None).images).all()
+    assert (result.labels == labels).all()
 
 
 def test_odd_images_stay_what_training_sees(tmp_path):
@@ -428,12 +428,12 @@ def test_odd_images_stay_what_training_sees(tmp_path):
     for height, width in ((1, 1), (1, 5000), (5000, 1)):
         Image.fromarray(noise(height, width, 3)).save(odd / "ü✓\nx" / f"{height}x{width}.png")
     for form in ("npz", "h5", "zip", "folder", "tars"):
-        for how in ({"resolution": 16}, {"encoding": "png"}, {}):
-            if form in ("npz", "h5") and "resolution" not in how:
+        for options in ({"resolution": 16}, {"encoding": "png"}, {}):
+            if form in ("npz", "h5") and "resolution" not in options:
                 continue
-            out = tmp_path / "-".join(how) / NAMES[form]
-            written(odd, out, form, **how)
-            there = load_data(str(out), resolution=16, channels=3)
-            np.testing.assert_array_equal(there.images, load_data(str(odd), resolution=16, channels=3).images)
-            assert there.labels is not None
-            assert there.labels.tolist() == [0] * 5 + [1] * 6
+            out = tmp_path / "-".join(options) / NAMES[form]
+            written(odd, out, form, **options)
+            remote = load_data(str(out), resolution=16, channels=3)
+            np.testing.assert_array_equal(remote.images, load_data(str(odd), resolution=16, channels=3).images)
+            assert remote.labels is not None
+            assert remote.labels.tolist() == [0] * 5 + [1] * 6

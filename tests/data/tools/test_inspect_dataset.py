@@ -20,28 +20,28 @@ def noise(*shape: int) -> np.ndarray:
     return RNG.integers(0, 256, shape, np.uint8)
 
 
-def put(path: Path, pixels: np.ndarray | None = None, mode: str | None = None, **how) -> Path:
+def put(path: Path, pixels: np.ndarray | None = None, mode: str | None = None, **options) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     image = Image.fromarray(noise(8, 8, 3) if pixels is None else pixels)
-    (image.convert(mode) if mode else image).save(path, **how)
+    (image.convert(mode) if mode else image).save(path, **options)
     return path
 
 
-def looked(where, **how) -> DatasetReport:
-    return inspect_dataset(open_source(str(where)), **how)
+def inspected(where, **options) -> DatasetReport:
+    return inspect_dataset(open_source(str(where)), **options)
 
 
-def text(found: DatasetReport) -> str:
-    return "\n".join(found.to_lines())
+def text(result: DatasetReport) -> str:
+    return "\n".join(result.to_lines())
 
 
 def test_digits():
-    found = looked("digits")
-    assert (found.mode_counts, found.format_counts) == ({"grey": 1797}, {"pixels": 1797})
-    assert (found.nbytes, found.resolution, found.channels, found.in_memory) == (1797 * 64, 8, 1, True)
-    assert found.bad_reasons == {}
-    assert found.duplicates == ()
-    assert "all 8 x 8" in text(found)
+    result = inspected("digits")
+    assert (result.mode_counts, result.format_counts) == ({"grey": 1797}, {"pixels": 1797})
+    assert (result.nbytes, result.resolution, result.channels, result.in_memory) == (1797 * 64, 8, 1, True)
+    assert result.bad_reasons == {}
+    assert result.duplicates == ()
+    assert "all 8 x 8" in text(result)
 
 
 def test_formats_colours_and_sizes_are_those_of_the_files(tmp_path):
@@ -55,9 +55,9 @@ def test_formats_colours_and_sizes_are_those_of_the_files(tmp_path):
     put(tmp_path / "h.png", noise(8, 8).astype(np.uint16) * 257)
     put(tmp_path / "i.png", mode="1")
     put(tmp_path / "j.png").rename(tmp_path / "j.jpg")  # the bytes count, not the name
-    found = looked(tmp_path)
-    assert found.format_counts == {"PNG": 6, "JPEG": 2, "WEBP": 1, "BMP": 1}
-    assert found.mode_counts == {
+    result = inspected(tmp_path)
+    assert result.format_counts == {"PNG": 6, "JPEG": 2, "WEBP": 1, "BMP": 1}
+    assert result.mode_counts == {
         "RGB": 4,
         "RGBA": 1,
         "palette": 1,
@@ -66,9 +66,9 @@ def test_formats_colours_and_sizes_are_those_of_the_files(tmp_path):
         "grey, 16 bit": 1,
         "black and white": 1,
     }
-    assert found.num_with_alpha == 0  # an alpha channel, but all opaque
-    assert found.nbytes == sum(path.stat().st_size for path in tmp_path.iterdir())
-    assert "3, 8 x 8 to 32 x 32, median 8 x 8; 1 not square" in text(found)
+    assert result.num_with_alpha == 0  # an alpha channel, but all opaque
+    assert result.nbytes == sum(path.stat().st_size for path in tmp_path.iterdir())
+    assert "3, 8 x 8 to 32 x 32, median 8 x 8; 1 not square" in text(result)
 
 
 def test_colour_of_16_bits_is_named(tmp_path):
@@ -82,7 +82,7 @@ def test_colour_of_16_bits_is_named(tmp_path):
     rows = b"".join(b"\0" + noise(48).tobytes() for _ in range(8))
     start, end = b"\x89PNG\r\n\x1a\n", chunk(b"IEND", b"")
     (tmp_path / "a.png").write_bytes(start + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + end)
-    assert looked(tmp_path).mode_counts == {"RGB, 16 bit": 1}
+    assert inspected(tmp_path).mode_counts == {"RGB, 16 bit": 1}
 
 
 def test_transparency_is_that_of_pixels(tmp_path):
@@ -93,9 +93,9 @@ def test_transparency_is_that_of_pixels(tmp_path):
         put(tmp_path / name / "a.png", np.dstack([noise(8, 8, 3), alpha]))
         put(tmp_path / name / "a.webp", np.dstack([noise(8, 8, 3), alpha]), lossless=True)
         few.save(tmp_path / name / "few.png", transparency={"solid": 2, "hole": 1}[name])
-    assert looked(tmp_path / "solid").num_with_alpha == 0
-    assert looked(tmp_path / "hole").num_with_alpha == 3
-    assert "alpha     3 with transparency" in text(looked(tmp_path / "hole"))
+    assert inspected(tmp_path / "solid").num_with_alpha == 0
+    assert inspected(tmp_path / "hole").num_with_alpha == 3
+    assert "alpha     3 with transparency" in text(inspected(tmp_path / "hole"))
 
 
 def test_bad_images_are_counted_by_format(tmp_path):
@@ -103,19 +103,19 @@ def test_bad_images_are_counted_by_format(tmp_path):
         put(tmp_path / f"{name}.png")
     put(tmp_path / "d.jpg").write_bytes((tmp_path / "a.png").read_bytes()[:60])
     (tmp_path / "e.png").write_bytes(b"text")
-    found = looked(tmp_path)
-    assert (found.format_counts, found.bad_format_counts) == ({"PNG": 4, "unknown": 1}, {"PNG": 1, "unknown": 1})
-    assert "formats   PNG 4 (1 bad), unknown 1 (1 bad)" in text(found)
-    assert found.to_json()["bad_formats"] == {"PNG": 1, "unknown": 1}
+    result = inspected(tmp_path)
+    assert (result.format_counts, result.bad_format_counts) == ({"PNG": 4, "unknown": 1}, {"PNG": 1, "unknown": 1})
+    assert "formats   PNG 4 (1 bad), unknown 1 (1 bad)" in text(result)
+    assert result.to_json()["bad_formats"] == {"PNG": 1, "unknown": 1}
 
 
 def test_exif_turns_are_counted_and_sizes_are_upright(tmp_path):
     exif = Image.Exif()
     exif[0x0112] = 6
     put(tmp_path / "a.jpg", noise(8, 16, 3), exif=exif)
-    found = looked(tmp_path)
-    assert found.num_rotated == 1
-    assert found.sizes.tolist() == [[8, 16]]
+    result = inspected(tmp_path)
+    assert result.num_rotated == 1
+    assert result.sizes.tolist() == [[8, 16]]
 
 
 def test_copies_are_of_pixels_whatever_their_files(tmp_path):
@@ -127,19 +127,19 @@ def test_copies_are_of_pixels_whatever_their_files(tmp_path):
     put(tmp_path / "b" / "2.png", twice)
     put(tmp_path / "b" / "3.png", twice)
     put(tmp_path / "b" / "4.png", twice.reshape(4, 16, 3))  # the same bytes in another shape are another image
-    found = looked(tmp_path)
-    assert [group.tolist() for group in found.duplicates] == [[0, 1, 2], [3, 4]]
-    assert [group.tolist() for group in found.conflicting_duplicates] == [[0, 1, 2]]
-    assert "3 exact copies of 2 images" in text(found)
-    assert "1 images have copies in several classes" in text(found)
+    result = inspected(tmp_path)
+    assert [group.tolist() for group in result.duplicates] == [[0, 1, 2], [3, 4]]
+    assert [group.tolist() for group in result.conflicting_duplicates] == [[0, 1, 2]]
+    assert "3 exact copies of 2 images" in text(result)
+    assert "1 images have copies in several classes" in text(result)
 
 
 def test_duplicates_without_labels_do_not_conflict(tmp_path):
     for name in ("a.png", "b.png"):
         put(tmp_path / name, np.full((8, 8, 3), 7, np.uint8))
-    found = looked(tmp_path)
-    assert len(found.duplicates) == 1
-    assert found.conflicting_duplicates == []
+    result = inspected(tmp_path)
+    assert len(result.duplicates) == 1
+    assert result.conflicting_duplicates == []
 
 
 def test_nearly_constant_images_are_reported(tmp_path):
@@ -148,7 +148,7 @@ def test_nearly_constant_images_are_reported(tmp_path):
     speck = np.full((16, 16, 3), 200, np.uint8)
     speck[0, 0] = 210
     put(tmp_path / "speck.png", speck)
-    assert looked(tmp_path).is_flat.tolist() == [True, False, True]
+    assert inspected(tmp_path).is_flat.tolist() == [True, False, True]
 
 
 def test_bad_ones_are_named_with_their_reason_and_counted(tmp_path):
@@ -156,29 +156,29 @@ def test_bad_ones_are_named_with_their_reason_and_counted(tmp_path):
         put(tmp_path / f"{index:02d}.png")
     for index in range(12):
         (tmp_path / f"bad{index:02d}.png").write_bytes(b"no image")
-    found = looked(tmp_path)
-    assert sorted(found.bad_reasons) == list(range(30, 42))
-    said = text(found)
-    assert "12 of 42 cannot be decoded" in said
-    assert said.count("not a PNG, JPEG, WebP or BMP image") == 10
-    assert "and 2 more" in said
-    assert "training does not accept it" in said
-    assert len(found.to_json()["bad"]) == 12
-    assert found.good_indices.tolist() == list(range(30))
+    result = inspected(tmp_path)
+    assert sorted(result.bad_reasons) == list(range(30, 42))
+    expected = text(result)
+    assert "12 of 42 cannot be decoded" in expected
+    assert expected.count("not a PNG, JPEG, WebP or BMP image") == 10
+    assert "and 2 more" in expected
+    assert "training does not accept it" in expected
+    assert len(result.to_json()["bad"]) == 12
+    assert result.good_indices.tolist() == list(range(30))
 
 
 def test_truncated_files_are_bad_even_if_their_header_can_be_read(tmp_path):
     data = put(tmp_path / "a.png", noise(64, 64, 3)).read_bytes()
     (tmp_path / "b.png").write_bytes(data[: len(data) // 2])
-    found = looked(tmp_path)
-    assert list(found.bad_reasons) == [1]
+    result = inspected(tmp_path)
+    assert list(result.bad_reasons) == [1]
     decode.read_header((tmp_path / "b.png").read_bytes())
 
 
 def test_a_set_without_valid_images_is_refused(tmp_path):
     (tmp_path / "a.png").write_bytes(b"")
     with pytest.raises(UsageError) as caught:
-        looked(tmp_path)
+        inspected(tmp_path)
     assert "none of the 1 images" in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -186,20 +186,20 @@ def test_a_set_without_valid_images_is_refused(tmp_path):
 def test_inspect_agrees_with_load(tmp_path):
     for index, side in enumerate((20, 30, 40, 50, 60)):
         put(tmp_path / f"{index}.png", noise(side, side + index, 3))
-    found, images = looked(tmp_path), load_data(str(tmp_path), resolution=None)
-    assert images.images.shape == (5, found.resolution, found.resolution, found.channels)
-    assert found.in_memory == images.in_memory
-    asked = looked(tmp_path, resolution=2**14)
-    assert asked.resolution == 2**14
-    assert not asked.in_memory
-    assert asked.training_bytes > MAX_AUTO_CACHE_BYTES
+    result, images = inspected(tmp_path), load_data(str(tmp_path), resolution=None)
+    assert images.images.shape == (5, result.resolution, result.resolution, result.channels)
+    assert result.in_memory == images.in_memory
+    requested = inspected(tmp_path, resolution=2**14)
+    assert requested.resolution == 2**14
+    assert not requested.in_memory
+    assert requested.training_bytes > MAX_AUTO_CACHE_BYTES
 
 
 def test_one_grey_image(tmp_path):
     put(tmp_path / "a.png", noise(8, 8))
-    found = looked(tmp_path)
-    assert (found.channels, found.resolution) == (1, 8)
-    assert make_contact_sheet(found).mode == "L"
+    result = inspected(tmp_path)
+    assert (result.channels, result.resolution) == (1, 8)
+    assert make_contact_sheet(result).mode == "L"
 
 
 def test_a_sheet_has_a_row_a_class(tmp_path):
@@ -207,20 +207,20 @@ def test_a_sheet_has_a_row_a_class(tmp_path):
         for index in range(count):
             put(tmp_path / name / f"{index:02d}.png", noise(64, 64, 3))
     (tmp_path / "ant" / "bad.png").write_bytes(b"no image")
-    found = looked(tmp_path)
-    drawn = np.asarray(make_contact_sheet(found))
-    assert drawn.shape == (2 * 64 + 2, 8 * 64 + 7 * 2, 3)
+    result = inspected(tmp_path)
+    samples = np.asarray(make_contact_sheet(result))
+    assert samples.shape == (2 * 64 + 2, 8 * 64 + 7 * 2, 3)
     first = np.asarray(Image.open(tmp_path / "ant" / "00.png"))
-    assert (drawn[:64, :64] == first).all()
-    assert not drawn[:64, 3 * 66 : 3 * 66 + 64].any()  # no more ants
-    assert drawn[66:, 7 * 66 :].any()
+    assert (samples[:64, :64] == first).all()
+    assert not samples[:64, 3 * 66 : 3 * 66 + 64].any()  # no more ants
+    assert samples[66:, 7 * 66 :].any()
 
 
 def test_progress_ends_at_all():
-    told = []
-    looked("digits", progress=lambda done, count: told.append((done, count)))
-    assert told[-1] == (1797, 1797)
-    assert told == sorted(told)
+    reported = []
+    inspected("digits", progress=lambda done, count: reported.append((done, count)))
+    assert reported[-1] == (1797, 1797)
+    assert reported == sorted(reported)
 
 
 def test_names_and_counts_reach_json(tmp_path):
@@ -228,7 +228,7 @@ def test_names_and_counts_reach_json(tmp_path):
 
     put(tmp_path / "a" / "1.png")
     put(tmp_path / "b" / "1.png")
-    found = json.loads(json.dumps(looked(tmp_path).to_json()))
-    assert found["classes"] == {"a": 1, "b": 1}
-    assert found["sizes"] == [[8, 8, 2]]
-    assert found["training"] == {"resolution": 8, "channels": 3, "bytes": 2 * 192, "in_memory": True}
+    result = json.loads(json.dumps(inspected(tmp_path).to_json()))
+    assert result["classes"] == {"a": 1, "b": 1}
+    assert result["sizes"] == [[8, 8, 2]]
+    assert result["training"] == {"resolution": 8, "channels": 3, "bytes": 2 * 192, "in_memory": True}

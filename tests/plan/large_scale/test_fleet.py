@@ -47,8 +47,8 @@ def test_small_worlds_are_as_predicted(text, name):
     links, profile = parse_links(text), fake_profiles.make_profile(params=CASES[text])
     run = dataclasses.replace(fake_profiles.make_run(lanes=16, batch=128), strategy=parse_strategy(name))
     crowd = FleetConfig(links.hosts, *links.port_rates(0), links.link_between(0, 1).latency)
-    seen = simulate_fleet(run.strategy, make_worker_round(run, profile, links.hosts), crowd, rounds=16)
-    assert seen.images_per_s == pytest.approx(predict(run, profile, links).images_per_s, rel=NEAR[name])
+    observed = simulate_fleet(run.strategy, make_worker_round(run, profile, links.hosts), crowd, rounds=16)
+    assert observed.images_per_s == pytest.approx(predict(run, profile, links).images_per_s, rel=NEAR[name])
 
 
 def test_a_ring_takes_a_round_trip_for_every_two_segments():
@@ -58,10 +58,10 @@ def test_a_ring_takes_a_round_trip_for_every_two_segments():
 
 
 def test_a_rank_that_never_waits_runs_at_its_own_speed():
-    seen = simulate_fleet(parse_strategy("per-label"), job(100), home(100), rounds=10)
-    assert seen.images_per_s == pytest.approx(100 * 16 / job(100).compute_s)
-    assert seen.compute_share == pytest.approx(1.0)
-    assert (seen.sent_bytes_per_h, seen.replica_drift) == (0.0, math.inf)
+    observed = simulate_fleet(parse_strategy("per-label"), job(100), home(100), rounds=10)
+    assert observed.images_per_s == pytest.approx(100 * 16 / job(100).compute_s)
+    assert observed.compute_share == pytest.approx(1.0)
+    assert (observed.sent_bytes_per_h, observed.replica_drift) == (0.0, math.inf)
 
 
 def test_all_wait_for_the_slowest():
@@ -76,46 +76,48 @@ def test_all_wait_for_the_slowest():
 
 def test_the_seed_decides():
     crowd = home(500, rate_sigma=0.3, speed_sigma=0.3, jitter_sigma=0.1, churn_per_h=0.5)
-    first, again = (simulate_fleet(parse_strategy("gossip"), job(500), crowd, rounds=20) for _ in range(2))
+    first, repeated = (simulate_fleet(parse_strategy("gossip"), job(500), crowd, rounds=20) for _ in range(2))
     other = simulate_fleet(parse_strategy("gossip"), job(500), dataclasses.replace(crowd, seed=1), rounds=20)
-    assert first == again != other
+    assert first == repeated != other
 
 
 def test_rounds_with_losses_match_renewal_theory():
     crowd = home(32, churn_per_h=20.0, regroup_s=5.0)
-    whole = simulate_fleet(parse_strategy("sync"), job(32), dataclasses.replace(crowd, churn_per_h=0.0), rounds=4)
-    seen = simulate_fleet(parse_strategy("sync"), job(32), crowd, rounds=400, hours=1e3)
-    takes, rate = whole.seconds / whole.rounds, crowd.losses_per_s
+    full = simulate_fleet(parse_strategy("sync"), job(32), dataclasses.replace(crowd, churn_per_h=0.0), rounds=4)
+    observed = simulate_fleet(parse_strategy("sync"), job(32), crowd, rounds=400, hours=1e3)
+    takes, rate = full.seconds / full.rounds, crowd.losses_per_s
     forming = crowd.regroup_s + 2 * crowd.latency_s + job(32).state_bytes / crowd.up_rate
-    assert seen.seconds / seen.rounds == pytest.approx((math.exp(rate * takes) - 1) * (1 / rate + forming), rel=0.15)
-    assert seen.failed_attempts == pytest.approx(math.exp(rate * takes) - 1, rel=0.15)
+    assert observed.seconds / observed.rounds == pytest.approx(
+        (math.exp(rate * takes) - 1) * (1 / rate + forming), rel=0.15
+    )
+    assert observed.failed_attempts == pytest.approx(math.exp(rate * takes) - 1, rel=0.15)
 
 
 def test_a_ring_of_100_000_never_comes_round():
-    seen = simulate_fleet(parse_strategy("sync"), job(), home(100_000, churn_per_h=0.01))
-    assert (seen.rounds, seen.images_per_s) == (0, 0.0)
-    assert seen.failed_attempts > 1000
+    observed = simulate_fleet(parse_strategy("sync"), job(), home(100_000, churn_per_h=0.01))
+    assert (observed.rounds, observed.images_per_s) == (0, 0.0)
+    assert observed.failed_attempts > 1000
 
 
 @pytest.mark.timeout(60)
 def test_100_000_gossip_within_a_minute():
-    seen = simulate_fleet(
+    observed = simulate_fleet(
         parse_strategy("gossip+int8"),
         job(),
         home(100_000, rate_sigma=0.3, jitter_sigma=0.1, churn_per_h=0.01),
         rounds=24,
     )
-    assert seen.rounds == 24
-    assert 0.5 < seen.replica_drift < 3
-    assert seen.joiners_bytes_per_h == pytest.approx(0.01 * job().state_bytes)
-    assert seen.sent_bytes_per_h < 3600 * 2.5e6 * 1.1
+    assert observed.rounds == 24
+    assert 0.5 < observed.replica_drift < 3
+    assert observed.joiners_bytes_per_h == pytest.approx(0.01 * job().state_bytes)
+    assert observed.sent_bytes_per_h < 3600 * 2.5e6 * 1.1
 
 
 def test_mixing_preserves_the_mean_and_contracts_distances():
     near = simulate_fleet(parse_strategy("gossip+topology=random-ring"), job(256), home(256)).replica_drift
     ring = simulate_fleet(parse_strategy("gossip+topology=ring"), job(256), home(256), rounds=200).replica_drift
-    apart = simulate_fleet(parse_strategy("gossip+sync_period=8"), job(256), home(256)).replica_drift
-    assert near < apart < 4
+    separate = simulate_fleet(parse_strategy("gossip+sync_period=8"), job(256), home(256)).replica_drift
+    assert near < separate < 4
     assert near < ring
     assert simulate_fleet(parse_strategy("gossip"), job(256), home(256)).mixing_rounds == 8
     assert simulate_fleet(parse_strategy("gossip+topology=ring"), job(256), home(256), rounds=4).mixing_rounds > 10_000

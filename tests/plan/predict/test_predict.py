@@ -72,10 +72,10 @@ def profile(params: int = 2_400_000, d_s: float = 0.0, g_s: float = 0.0, **more:
 
 def run(strategy: str, ranks: int, **fields: Any) -> Run:
     settings = [(f"strategy.{name}", str(value)) for name, value in fields.items()]
-    wanted = from_dict(Run, apply_overrides({"strategy": {"name": strategy}}, settings))
+    target = from_dict(Run, apply_overrides({"strategy": {"name": strategy}}, settings))
     small = DataOptions(resolution=1, channels=1, labels=False)
-    device = dataclasses.replace(wanted.device, precision="float32")
-    return dataclasses.replace(wanted, batch=2 * ranks, lanes=2 * ranks, data=small, device=device)
+    device = dataclasses.replace(target.device, precision="float32")
+    return dataclasses.replace(target, batch=2 * ranks, lanes=2 * ranks, data=small, device=device)
 
 
 # collectives ----------------------------------------------------------------------------------------------------------
@@ -121,7 +121,7 @@ def transposed(nbytes: int) -> Play:
     return lambda network, ranks, me, key: all_to_all(network, ranks, me, key, nbytes)
 
 
-def took(ranks: int, between: Links, play: Play, folded: bool = False, most: int = MAX_SEGMENTS) -> float:
+def elapsed_s(ranks: int, between: Links, play: Play, folded: bool = False, most: int = MAX_SEGMENTS) -> float:
     clock = SimClock()
     network = Network(clock, between, ranks, folded, most)
     for rank in range(1 if folded else ranks):
@@ -134,22 +134,22 @@ def took(ranks: int, between: Links, play: Play, folded: bool = False, most: int
 @pytest.mark.parametrize("folded", [False, True])
 def test_a_ring_sum_on_fast_answers_takes_what_its_bytes_take(ranks, folded):
     n = 6_000_000
-    seconds = took(ranks, links(ranks), summed(n), folded)
+    seconds = elapsed_s(ranks, links(ranks), summed(n), folded)
     assert seconds == pytest.approx(2 * (ranks - 1) / ranks * n / RATE, rel=0.01 if ranks > 2 else 0.06)
 
 
 @pytest.mark.parametrize("ranks", [2, 5, 8])
 def test_a_short_sum_takes_a_question_and_an_answer_a_hop(ranks):
-    seconds = took(ranks, links(ranks, 0.02), summed(64 * ranks))
+    seconds = elapsed_s(ranks, links(ranks, 0.02), summed(64 * ranks))
     assert seconds == pytest.approx(2 * (ranks - 1) * 2 * 0.02, rel=0.02)
 
 
 def test_a_gather_and_a_transposition_take_what_their_bytes_take():
     n, ranks = 1_000_000, 4
-    assert took(ranks, links(4), gathered(n)) == pytest.approx(3 * n / RATE, rel=0.01)
-    assert took(ranks, links(4), transposed(n)) == pytest.approx(3 / 4 * n / RATE, rel=0.01)
-    assert took(ranks, links(4, 0.05), transposed(64)) == pytest.approx(0.1, rel=0.01)
-    assert took(ranks, links(4, 0.05), gathered(64)) == pytest.approx(0.3, rel=0.01)
+    assert elapsed_s(ranks, links(4), gathered(n)) == pytest.approx(3 * n / RATE, rel=0.01)
+    assert elapsed_s(ranks, links(4), transposed(n)) == pytest.approx(3 / 4 * n / RATE, rel=0.01)
+    assert elapsed_s(ranks, links(4, 0.05), transposed(64)) == pytest.approx(0.1, rel=0.01)
+    assert elapsed_s(ranks, links(4, 0.05), gathered(64)) == pytest.approx(0.3, rel=0.01)
 
 
 @pytest.mark.parametrize("latency", [0.0, 0.002, 0.02])
@@ -157,25 +157,25 @@ def test_a_gather_and_a_transposition_take_what_their_bytes_take():
 def test_closed_forms_equal_the_simulation(ranks: int, latency: float):
     n, link = 1_200_000, Link(RATE, latency)
     for play, formula in ((summed, all_reduce_s), (gathered, all_gather_s), (transposed, all_to_all_s)):
-        played = took(ranks, links(ranks, latency), play(n))
+        played = elapsed_s(ranks, links(ranks, latency), play(n))
         assert played == pytest.approx(formula(n, ranks, link), rel=0.2), formula.__name__
 
 
 def test_merged_segments_take_as_long():
     for latency in (0.0, 0.01):
-        one, some = (took(16, links(16, latency), summed(4_000_000), most=most) for most in (256, 8))
+        one, some = (elapsed_s(16, links(16, latency), summed(4_000_000), most=most) for most in (256, 8))
         assert some == pytest.approx(one, rel=0.15)
 
 
 def test_one_slow_host_slows_the_ring():
     slow = Links(hosts=4, up=[RATE / 10, RATE, RATE, RATE], latency=0.0)
-    seconds = took(4, slow, summed(4_000_000))
+    seconds = elapsed_s(4, slow, summed(4_000_000))
     assert seconds == pytest.approx(1.5 * 4_000_000 / (RATE / 10), rel=0.05)
 
 
 def test_a_slow_pair_slows_only_what_passes_through_it():
     pairs = links(4, pairs={"0-1": "8 Mbit/s, 0 s"})
-    assert took(4, pairs, summed(4_000_000)) == pytest.approx(6.0, rel=0.05)
+    assert elapsed_s(4, pairs, summed(4_000_000)) == pytest.approx(6.0, rel=0.05)
     clock = SimClock()
     network = Network(clock, pairs, 4)
     network.send(2, 3, ("all", 1), 1_000_000)
@@ -320,15 +320,15 @@ def test_traces_send_the_strategys_traffic(name, fields):
         seat = wiring.build(rank)
         turns: list[PlayerName] = [part.player for beat in seat.turn_groups for part in beat]
         scripts = [script for step in range(period) for player in turns for script in seat.exchange_ops(player, step)]
-        found = [sent_traffic(script) for script in scripts]
+        result = [sent_traffic(script) for script in scripts]
         posted = 0
         if seat.team_messages:
             snapshots = len(seat.team_messages.snapshot_targets) * seat.team_messages.snapshot_bytes
             posted = sum(seat.team_messages.image_bytes_to.values()) + snapshots
         expected = seat.traffic.sent_bytes
-        assert sum(t.sent_bytes for t in found) / period + posted == pytest.approx(expected, rel=1e-6)
+        assert sum(t.sent_bytes for t in result) / period + posted == pytest.approx(expected, rel=1e-6)
         if not seat.team_messages:
-            assert sum(t.messages for t in found) / period == pytest.approx(seat.traffic.messages)
+            assert sum(t.messages for t in result) / period == pytest.approx(seat.traffic.messages)
 
 
 # predictions ----------------------------------------------------------------------------------------------------------
@@ -339,21 +339,21 @@ def step_s(strategy: str, ranks: int, between: Links, of: Profile, **fields: Any
 
 
 def test_one_rank_takes_the_profiled_time():
-    found = predict(run("sync", 1), profile(d_s=0.2, g_s=0.1), parse_links("1 hosts, 1 Gbit/s, 0 us"))
-    assert found.step_s == pytest.approx(0.3)
-    assert found.sent_bytes == 0
-    assert found.efficiency == pytest.approx(1.0)
+    result = predict(run("sync", 1), profile(d_s=0.2, g_s=0.1), parse_links("1 hosts, 1 Gbit/s, 0 us"))
+    assert result.step_s == pytest.approx(0.3)
+    assert result.sent_bytes == 0
+    assert result.efficiency == pytest.approx(1.0)
 
 
 def test_what_cannot_overlap_adds_up():
     """All gradients come at the end of a turn."""
-    found = predict(run("sync", 4), profile(d_s=0.2, g_s=0.1), links(4))
+    result = predict(run("sync", 4), profile(d_s=0.2, g_s=0.1), links(4))
     exchange = 1.5 * 4 * 2_400_000 / RATE
-    assert found.step_s == pytest.approx(0.3 + exchange, rel=0.01)
-    assert found.breakdown_s["bandwidth"] == pytest.approx(exchange, rel=0.02)
-    assert found.breakdown_s["compute"] == pytest.approx(0.3)
-    assert found.breakdown_s["latency"] == 0.0
-    assert found.images_per_s == pytest.approx(8 / found.step_s)
+    assert result.step_s == pytest.approx(0.3 + exchange, rel=0.01)
+    assert result.breakdown_s["bandwidth"] == pytest.approx(exchange, rel=0.02)
+    assert result.breakdown_s["compute"] == pytest.approx(0.3)
+    assert result.breakdown_s["latency"] == 0.0
+    assert result.images_per_s == pytest.approx(8 / result.step_s)
 
 
 def test_what_overlaps_is_hidden():
@@ -377,23 +377,23 @@ def test_gossip_sends_under_computing():
 def test_a_period_shares_its_exchange():
     exchange = 1.5 * 4 * 2_400_000 / RATE
     for every in (2, 4, 100):
-        found = step_s("sync", 4, links(4), profile(d_s=0.1, g_s=0.1), sync_period=every)
-        assert found == pytest.approx(0.2 + exchange / every, rel=0.01)
+        result = step_s("sync", 4, links(4), profile(d_s=0.1, g_s=0.1), sync_period=every)
+        assert result == pytest.approx(0.2 + exchange / every, rel=0.01)
 
 
 def test_the_faster_team_waits_for_the_slower():
     of = profile(params=2_000, d_s=1.0, g_s=0.25)
-    found = predict(run("async", 2, split="1:1"), of, links(2))
-    assert found.step_s == pytest.approx(2.0, rel=0.05)  # D's turn on twice as many images, without making them
+    result = predict(run("async", 2, split="1:1"), of, links(2))
+    assert result.step_s == pytest.approx(2.0, rel=0.05)  # D's turn on twice as many images, without making them
     waits = predict(run("async", 2, split="1:1"), dataclasses.replace(of, d=of.g, g=of.d), links(2))
     assert waits.step_s == pytest.approx(2.0, rel=0.05)
-    assert found.staleness_rounds <= 1.0
+    assert result.staleness_rounds <= 1.0
 
 
 def test_lead_hides_the_latency_between_teams():
     of = profile(params=2_000, d_s=0.1, g_s=0.1)
-    near, far = (step_s("async", 2, links(2, 0.2), of, split="1:1", max_lead_rounds=lead) for lead in (1, 8))
-    assert far < 0.6 * near
+    near, remote = (step_s("async", 2, links(2, 0.2), of, split="1:1", max_lead_rounds=lead) for lead in (1, 8))
+    assert remote < 0.6 * near
 
 
 def test_lagging_links_delay_no_rank():
@@ -464,10 +464,10 @@ def test_sums_of_fewer_numbers_than_segments_are_played(params: int, moments: in
 def test_uninitialised_memory_is_not_read():
     torch.use_deterministic_algorithms(True)  # then `empty` is full of NaN
     try:
-        found = predict(run("sync", 3, wire="int8"), profile(10, d_s=0.01, g_s=0.01), links(3, 0.01))
+        result = predict(run("sync", 3, wire="int8"), profile(10, d_s=0.01, g_s=0.01), links(3, 0.01))
     finally:
         torch.use_deterministic_algorithms(False)
-    assert found.step_s > 0.02
+    assert result.step_s > 0.02
 
 
 def test_hosts_of_several_ranks_share_a_port():
@@ -486,9 +486,9 @@ def test_stragglers_are_the_same_for_the_same_seed_and_cost_more_in_lockstep():
         return lambda rank, step: math.exp(0.5 * philox_generator(seed, "pace", rank, position=step).standard_normal())
 
     of = profile(params=2_000, d_s=0.5, g_s=0.5)
-    asked = run("sync", 4)
-    one, again, other = (predict(asked, of, links(4), slowdown=pace(seed), min_rounds=16) for seed in (1, 1, 2))
-    assert one == again
+    requested = run("sync", 4)
+    one, repeated, other = (predict(requested, of, links(4), slowdown=pace(seed), min_rounds=16) for seed in (1, 1, 2))
+    assert one == repeated
     assert one.step_s != other.step_s
     assert one.step_s > 1.3
     assert one.breakdown_s["waiting"] > 0.1
@@ -516,21 +516,21 @@ def test_memory_grows_with_the_batch_and_exchange_state():
 
 
 def test_per_label_games_send_nothing():
-    found = predict(run("per-label", 4), profile(d_s=0.1, g_s=0.1), links(4))
-    assert found.sent_bytes == 0
-    assert found.images_per_s == pytest.approx(4 * 8 / found.step_s)
+    result = predict(run("per-label", 4), profile(d_s=0.1, g_s=0.1), links(4))
+    assert result.sent_bytes == 0
+    assert result.images_per_s == pytest.approx(4 * 8 / result.step_s)
 
 
 @pytest.mark.parametrize("name", ["sync", "gossip"])
 def test_the_stub_game_has_the_links_of_the_game(name: str):
     """Buckets, batch moments and bytes of a network with batch norm."""
-    asked = resolve(
+    requested = resolve(
         tiny_run.make_run(f"strategy={name}", "nets.batch_norm=true", "nets.width=16"), tiny_run.make_dataset()
     )
     world = VirtualWorld(4)
     game = build_game(
-        asked,
-        build_networks(asked, make_spec(asked.data, tiny_run.make_dataset()), world.device),
+        requested,
+        build_networks(requested, make_spec(requested.data, tiny_run.make_dataset()), world.device),
         tiny_run.make_dataset(),
         world.device,
     )
@@ -538,8 +538,8 @@ def test_the_stub_game_has_the_links_of_the_game(name: str):
     moments = (game.g.moments.numel(), game.d.moments.numel())
     counts = (game.g.flat.params.numel(), game.d.flat.params.numel())
     of = dataclasses.replace(profile(), num_params=counts, layer_numels=layers, moments_numel=moments)
-    wiring = ScheduleBuilder(asked, of, 4)
+    wiring = ScheduleBuilder(requested, of, 4)
     for player, standing in zip(game.players, wiring.game.players):
         sizes = ([bucket.grads.numel() for bucket in one.flat.buckets] for one in (player, standing))
         assert next(sizes) == next(sizes)
-    assert wiring.build(0).traffic == role_traffic(asked.strategy.role(game, world, asked.lanes), game)
+    assert wiring.build(0).traffic == role_traffic(requested.strategy.role(game, world, requested.lanes), game)

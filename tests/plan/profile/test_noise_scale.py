@@ -20,7 +20,7 @@ from paragan.plan.profile.noise_scale import SquaredGradNorms, estimate_noise_sc
 from paragan.train.session import rebind_to_world
 
 
-def drawn(signal, covariance, lane, lanes, steps, seed=0):
+def samples(signal, covariance, lane, lanes, steps, seed=0):
     """Lengths of Gaussian gradients, as lanes of so many images have them."""
     rng = np.random.default_rng(seed)
     for _ in range(steps):
@@ -31,16 +31,16 @@ def drawn(signal, covariance, lane, lanes, steps, seed=0):
 def test_gaussian_gradients_have_the_generated_noise_scale():
     signal, covariance = np.full(50, 0.1), np.linspace(0.1, 2, 50)
     truth = covariance.sum() / (signal**2).sum()
-    found = estimate_noise_scale([*drawn(signal, covariance, 4, 8, 400)], 4, 32)
-    assert found.images == pytest.approx(truth, rel=0.1)
-    assert found.low < truth < found.high
+    result = estimate_noise_scale([*samples(signal, covariance, 4, 8, 400)], 4, 32)
+    assert result.images == pytest.approx(truth, rel=0.1)
+    assert result.low < truth < result.high
 
 
 def test_the_confidence_interval_has_its_stated_coverage():
     signal, covariance = np.full(20, 0.3), np.full(20, 1.0)
     truth = covariance.sum() / (signal**2).sum()
-    found = [estimate_noise_scale([*drawn(signal, covariance, 8, 4, 40, seed)], 8, 32) for seed in range(60)]
-    assert sum(one.low <= truth <= one.high for one in found) >= 50
+    result = [estimate_noise_scale([*samples(signal, covariance, 8, 4, 40, seed)], 8, 32) for seed in range(60)]
+    assert sum(one.low <= truth <= one.high for one in result) >= 50
 
 
 def test_gradients_without_noise_and_without_signal():
@@ -91,8 +91,8 @@ def test_lane_gradients_estimate_the_per_image_covariance():
     truth = x.var(0).sum() / ((x.mean(0) - 0.2) ** 2).sum()
     assert session.clock.images == 60 * 80
     for name in ("G", "D"):
-        found = estimate_noise_scale([one for of_round in rounds for one in of_round[name]], 10, 80)
-        assert found.images == pytest.approx(truth, rel=0.1)
+        result = estimate_noise_scale([one for of_round in rounds for one in of_round[name]], 10, 80)
+        assert result.images == pytest.approx(truth, rel=0.1)
     # epochs are drawn without replacement, so the total batch is a little less noisy than of independent images
 
 
@@ -101,6 +101,6 @@ def test_taking_the_noise_is_training():
     run = tiny_run.make_run("device.lanes_per_pass=1", "d_steps=2", "objective.r1=1")
     session = tiny_run.make_session(run)
     for _ in range(3):
-        found = measure_grad_norms(session)
-    assert [len(found[name]) for name in "GD"] == [1, 2]
+        result = measure_grad_norms(session)
+    assert [len(result[name]) for name in "GD"] == [1, 2]
     assert tiny_run.is_equal(tiny_run.gather_owner_state(session), tiny_run.play_rounds(dataclasses.replace(run), 3))

@@ -42,10 +42,10 @@ TINY = ("digits", "--nets.width=4", "--nets.latent=8", "--batch=16", "--lanes=4"
 FAST = ProfileOptions(seconds=1, noise_kimg=0.1)
 
 
-def measured(run, asked=FAST):
+def measured(run, requested=FAST):
     images = tiny_run.make_dataset()
     run = resolve(run, images)
-    return profile_run(run, images, lambda: build_networks(run, make_spec(run.data, images), CPU), CPU, asked)
+    return profile_run(run, images, lambda: build_networks(run, make_spec(run.data, images), CPU), CPU, requested)
 
 
 @pytest.fixture(scope="module")
@@ -73,9 +73,9 @@ def test_a_profile_is_complete(profile):
 
 
 def test_a_profile_reads_as_a_table(profile):
-    told = format_profile(profile)
-    assert [line.split()[0] for line in told if line.startswith("  ")] == ["batch", "2", "4", "8", "16"]
-    assert any("more images save few steps" in line or "larger batches pay" in line for line in told)
+    reported = format_profile(profile)
+    assert [line.split()[0] for line in reported if line.startswith("  ")] == ["batch", "2", "4", "8", "16"]
+    assert any("more images save few steps" in line or "larger batches pay" in line for line in reported)
 
 
 @pytest.mark.parametrize("settings", [(), ("objective.r1=1",), ("objective.gp=10",)])
@@ -83,14 +83,14 @@ def test_measured_memory_equals_the_estimate(settings):
     images = tiny_run.make_dataset()
     run = resolve(tiny_run.make_run("nets.width=16", *settings), images)
     bench = WorkerProfiler(tiny_run.make_session(run), images, 1.0)
-    (found,) = bench.measure_memory([8], PeakMemory(CPU))
+    (result,) = bench.measure_memory([8], PeakMemory(CPU))
 
     def two_rounds():
         session = play_one_round(with_lanes(run, 4), blank_dataset(images))
         play_round(session)
         return session
 
-    assert found.estimated_bytes == pytest.approx(estimate(two_rounds).peak_bytes, rel=0.05)
+    assert result.estimated_bytes == pytest.approx(estimate(two_rounds).peak_bytes, rel=0.05)
 
 
 def test_batches_that_would_not_fit_are_left_out(monkeypatch):
@@ -157,8 +157,8 @@ def test_shares_of_time():
     a = torch.randn(400, 400)
     seconds = time_by_op_kind(lambda: a @ a @ a, CPU)
     assert max(seconds, key=seconds.__getitem__) == "products"
-    found = op_shares({"products": 3.0, "copies": 1.0}, 8.0)
-    assert found == {"other": 0.5, "products": 0.375, "copies": 0.125}
+    result = op_shares({"products": 3.0, "copies": 1.0}, 8.0)
+    assert result == {"other": 0.5, "products": 0.375, "copies": 0.125}
     assert sum(op_shares({"products": 3.0, "copies": 1.0}, 2.0).values()) == 1
 
 
@@ -205,9 +205,9 @@ def test_a_digest_is_of_what_is_computed():
 def test_a_digest_is_of_the_teacher_and_of_user_code(monkeypatch):
     run = resolve(tiny_run.make_run("distill_from=a"), tiny_run.make_dataset())
     taught = dataclasses.replace(run, fingerprints=InputFingerprints(distill_from="1"))
-    moved = dataclasses.replace(taught, distill_from="b")
+    shifted = dataclasses.replace(taught, distill_from="b")
     other = dataclasses.replace(taught, fingerprints=InputFingerprints(distill_from="2"))
-    assert network_digest(taught) == network_digest(moved) != network_digest(other)
+    assert network_digest(taught) == network_digest(shifted) != network_digest(other)
     before = network_digest(taught)
     monkeypatch.setattr(profile_cache, "user_code_digest", lambda *_: "changed")
     assert network_digest(taught) != before
@@ -227,9 +227,9 @@ def test_user_networks_have_a_structure_digest():
 
 
 def test_a_profile_of_something_else_is_refused(profile, tmp_path):
-    here = profile.device
+    local = profile.device
     check_profile_matches(
-        profile, profile.network_digest, dataclasses.replace(here, peak_flops=1.0, memory_bytes=1), "remake"
+        profile, profile.network_digest, dataclasses.replace(local, peak_flops=1.0, memory_bytes=1), "remake"
     )
     for field, value in (
         ("name", "Abacus"),
@@ -240,19 +240,19 @@ def test_a_profile_of_something_else_is_refused(profile, tmp_path):
     ):
         with pytest.raises(UsageError, match=f"profile: it is of {field} .*, not {value}. Use `bench step digits`"):
             check_profile_matches(
-                profile, profile.network_digest, dataclasses.replace(here, **{field: value}), "bench step digits"
+                profile, profile.network_digest, dataclasses.replace(local, **{field: value}), "bench step digits"
             )
     with pytest.raises(UsageError, match="other networks"):
-        check_profile_matches(profile, "0" * 16, here, "remake")
+        check_profile_matches(profile, "0" * 16, local, "remake")
 
 
 def test_profiles_are_cached(monkeypatch):
     run = tiny_run.make_run("nets.width=3")
     first, file = measured(run)
     monkeypatch.setattr(profiler, "measure_profile", lambda *_: pytest.fail("measured again"))
-    again, same = measured(dataclasses.replace(run, seed=5))
-    assert (same, again.g[0].batch) == (file, first.g[0].batch)
-    assert again.round_s(16) == pytest.approx(first.round_s(16), rel=1e-3)
+    repeated, same = measured(dataclasses.replace(run, seed=5))
+    assert (same, repeated.g[0].batch) == (file, first.g[0].batch)
+    assert repeated.round_s(16) == pytest.approx(first.round_s(16), rel=1e-3)
     with pytest.raises(pytest.fail.Exception, match="measured again"):
         measured(run, dataclasses.replace(FAST, seconds=2))  # which the one before was not
     file.write_text("no profile")
@@ -280,14 +280,14 @@ def test_the_command_writes_its_profile(tmp_path):
     arguments = ("bench", "step", *TINY, "--batches=4,8", "--noise-kimg=0.05")
     ended = run_cli(*arguments, f"--out={out}")
     assert ended.status == 0, ended
-    kept = ended.out.splitlines()[-1].removeprefix("cached in ")
+    stored = ended.out.splitlines()[-1].removeprefix("cached in ")
     profile = read_profile(out)
     assert [turn.batch for turn in profile.g] == [4, 8]
-    assert read_profile(Path(kept)) == profile
-    again = run_cli(*arguments)
-    assert again.out == ended.out
+    assert read_profile(Path(stored)) == profile
+    repeated = run_cli(*arguments)
+    assert repeated.out == ended.out
     assert ended.err == "profiling one worker: about 1 s\n"
-    assert again.err == "using the profile of one worker that was measured before, for 1 s\n"
+    assert repeated.err == "using the profile of one worker that was measured before, for 1 s\n"
 
 
 def test_an_unwritable_cache_is_reported(tmp_path, monkeypatch):
@@ -299,7 +299,7 @@ def test_an_unwritable_cache_is_reported(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("argument", "said"),
+    ("argument", "expected"),
     [
         ("--batches=0", "--batches 0: they must be numbers of images, 1 or more"),
         ("--batches=-8", "--batches -8"),
@@ -312,8 +312,8 @@ def test_an_unwritable_cache_is_reported(tmp_path, monkeypatch):
         ("--nets.widht=3", "did you mean nets.width"),
     ],
 )
-def test_invalid_profiles_are_refused(argument, said):
-    assert said in usage_error("bench", "step", *TINY, argument)
+def test_invalid_profiles_are_refused(argument, expected):
+    assert expected in usage_error("bench", "step", *TINY, argument)
 
 
 def test_a_file_that_is_no_profile_names_the_command(tmp_path):
@@ -327,7 +327,7 @@ def test_a_file_that_is_no_profile_names_the_command(tmp_path):
 def test_an_impossible_profile_is_refused(tmp_path):
     sound = fake_profiles.make_profile(noise=64, memory=((16, 10), (64, 20)))
     path = tmp_path / "p.yaml"
-    for fields, told in (
+    for fields, reported in (
         ({"g": ()}, "g must be turns"),
         ({"d": sound.d[::-1]}, "d must be turns with increasing batches"),
         ({"d": (sound.d[0], sound.d[0])}, "d must be turns with increasing batches"),
@@ -340,7 +340,7 @@ def test_an_impossible_profile_is_refused(tmp_path):
         ({"memory": sound.memory[:1] * 2}, "memory must have increasing batches"),
     ):
         path.write_text(profile_to_yaml(dataclasses.replace(sound, **fields)))
-        with pytest.raises(UsageError, match=told):
+        with pytest.raises(UsageError, match=reported):
             read_profile(path)
     for field, value in (
         ("flops_per_image", math.nan),

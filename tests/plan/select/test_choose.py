@@ -25,7 +25,7 @@ def auto(**fields):
     return dataclasses.replace(fake_profiles.make_run(), strategy=Auto(**fields))
 
 
-def begun(name, ranks):
+def started_at(name, ranks):
     run = dataclasses.replace(
         fake_profiles.make_run(), strategy=parse_strategy(name).without_rank_loss(), auto_choice=AutoChoice(ranks)
     )
@@ -35,8 +35,8 @@ def begun(name, ranks):
 def test_a_strategy_is_open_until_it_was_chosen_for_these_ranks():
     assert is_strategy_open(auto(), 4)
     assert not is_strategy_open(fake_profiles.make_run(), 4)
-    assert not is_strategy_open(begun("gossip", 4), 4)
-    assert is_strategy_open(begun("gossip", 4), 3)
+    assert not is_strategy_open(started_at("gossip", 4), 4)
+    assert is_strategy_open(started_at("gossip", 4), 3)
 
 
 def test_what_auto_compares():
@@ -71,16 +71,18 @@ def test_what_a_checkpoint_can_follow(name, before, goes):
 
 
 def test_a_run_that_goes_on_is_compared_with_its_like():
-    found = comparable_candidates(Auto(), begun("gossip", 4), fake_profiles.make_profile(), auto(), 3)
-    assert {one.strategy.name for one in found} == {"gossip"}
+    result = comparable_candidates(Auto(), started_at("gossip", 4), fake_profiles.make_profile(), auto(), 3)
+    assert {one.strategy.name for one in result} == {"gossip"}
     with pytest.raises(UsageError, match="none of them can resume from gossip"):
-        comparable_candidates(Auto(strategies=("sync",)), begun("gossip", 4), fake_profiles.make_profile(), auto(), 3)
+        comparable_candidates(
+            Auto(strategies=("sync",)), started_at("gossip", 4), fake_profiles.make_profile(), auto(), 3
+        )
 
 
 def test_a_record_that_was_planned_may_take_another_form():
-    former = to_saved_dict(begun("sync+int8", 4))
-    assert not config_changes(former, begun("sync+sync_period=4", 2))
-    assert config_changes(former, begun("gossip", 2))
+    former = to_saved_dict(started_at("sync+int8", 4))
+    assert not config_changes(former, started_at("sync+sync_period=4", 2))
+    assert config_changes(former, started_at("gossip", 2))
     assert config_changes(
         to_saved_dict(fake_profiles.make_run()),
         fill_strategy_defaults(dataclasses.replace(fake_profiles.make_run(), strategy=parse_strategy("sync+int8"))),
@@ -117,8 +119,8 @@ def test_one_rank_chooses_once(tmp_path):
     record = read_yaml(tmp_path / "run/run.yaml")
     assert record["strategy"]["name"] in ("sync", "async")
     assert record["auto_choice"]["ranks"] == 1
-    again = run_cli(*command, "--batch=16", QUICK)
-    assert "with which this run was started" in again.out + again.err
+    repeated = run_cli(*command, "--batch=16", QUICK)
+    assert "with which this run was started" in repeated.out + repeated.err
 
 
 def test_a_profile_of_bench_step_is_reused(tmp_path):
@@ -155,10 +157,10 @@ def test_an_auto_run_is_resumed(tmp_path):
     folder.mkdir()
     from paragan.train.run_dir import RunDir
 
-    RunDir(folder).write_run_config(begun("gossip+int8", 4))
-    found = previous_auto_run(RunDirRequest(run_dir=folder), auto())
-    assert found is not None
-    assert found.strategy.wire.name == "int8"
+    RunDir(folder).write_run_config(started_at("gossip+int8", 4))
+    result = previous_auto_run(RunDirRequest(run_dir=folder), auto())
+    assert result is not None
+    assert result.strategy.wire.name == "int8"
     assert previous_auto_run(RunDirRequest(run_dir=folder, resume="never"), auto()) is None
     assert previous_auto_run(RunDirRequest(run_dir=folder), dataclasses.replace(auto(), batch=32)) is None
 

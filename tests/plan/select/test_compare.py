@@ -26,7 +26,7 @@ def prediction(step_s, batch, spent=None, memory=1000, sent=100):
     return Prediction(step_s, batch / step_s, 0.05, 0.05 / step_s, sent, 10, memory, 0.0, spent or usual)
 
 
-def told(**steps):
+def reported(**steps):
     """A predictor that knows the seconds of a round by the promise of a strategy."""
     return lambda run, profile, links, ranks: prediction(steps[run.strategy.semantics.split()[0]], run.batch)
 
@@ -65,20 +65,20 @@ def test_names_are_command_line_options():
 
 @pytest.mark.parametrize(("compressed", "first"), [(0.0990, "sync"), (0.0960, "sync+int8")])
 def test_lossy_strategies_rank_first_only_beyond_their_margin(compressed, first):
-    found = plan(named("sync+int8", "sync"), told(equivalent=0.1, compressed=compressed))
-    assert found.best.name == first
-    assert ("is needed, since" in found.rows[1].reason) == (first == "sync")
+    result = plan(named("sync+int8", "sync"), reported(equivalent=0.1, compressed=compressed))
+    assert result.best.name == first
+    assert ("is needed, since" in result.rows[1].reason) == (first == "sync")
 
 
 def test_convergence_limits_rank_last():
-    found = plan(named("sync", "sync+sync_period=16"), told(equivalent=0.1, periodic=0.06))
-    assert [row.name for row in found.rows] == ["sync", "sync+sync_period=16"]
-    assert found.rows[1].reason.startswith("ranks take 16 steps on their own")
+    result = plan(named("sync", "sync+sync_period=16"), reported(equivalent=0.1, periodic=0.06))
+    assert [row.name for row in result.rows] == ["sync", "sync+sync_period=16"]
+    assert result.rows[1].reason.startswith("ranks take 16 steps on their own")
 
 
 def test_time_and_cost_follow_from_images():
-    found = plan(named("sync"), told(equivalent=0.1), Goal(360, host_price_per_h=2.0))
-    row = found.best
+    result = plan(named("sync"), reported(equivalent=0.1), Goal(360, host_price_per_h=2.0))
+    row = result.best
     assert row.hours == pytest.approx(360e3 / 640 / 3600)
     assert row.cost == pytest.approx(row.hours * 4 * 2.0)
 
@@ -98,25 +98,25 @@ def test_one_that_does_not_fit_stands_last():
         return prediction(0.1 if run.strategy.name == "sync" else 0.05, run.batch, memory=90 if ranks else 0)
 
     def more(run, profile, links, ranks):
-        found = play(run, profile, links, ranks)
-        return dataclasses.replace(found, memory_bytes=90 if run.strategy.name == "sync" else 9000)
+        result = play(run, profile, links, ranks)
+        return dataclasses.replace(result, memory_bytes=90 if run.strategy.name == "sync" else 9000)
 
-    found = plan(named("gossip", "sync"), more, Goal(100, memory_bytes=100))
-    assert [row.name for row in found.rows] == ["sync", "gossip"]
-    assert found.rows[1].reason.startswith("needs ")
+    result = plan(named("gossip", "sync"), more, Goal(100, memory_bytes=100))
+    assert [row.name for row in result.rows] == ["sync", "gossip"]
+    assert result.rows[1].reason.startswith("needs ")
 
 
 def test_sizes_that_a_strategy_refuses_are_left_out():
-    found = compare_strategies(
+    result = compare_strategies(
         fake_profiles.make_run(),
         named("sync", "gossip+topology=hypercube"),
         fake_profiles.make_profile(),
         LINKS,
         3,
         Goal(1),
-        predict_fn=told(equivalent=1),
+        predict_fn=reported(equivalent=1),
     )
-    assert [name for name, _ in found.excluded] == ["gossip+topology=hypercube"]
+    assert [name for name, _ in result.excluded] == ["gossip+topology=hypercube"]
     with pytest.raises(UsageError, match="no strategy can be planned: gossip"):
         compare_strategies(
             fake_profiles.make_run(),
@@ -130,23 +130,23 @@ def test_sizes_that_a_strategy_refuses_are_left_out():
 
 def test_what_the_run_itself_refuses_is_left_out():
     run = dataclasses.replace(fake_profiles.make_run(), ramp=((10.0, 128),))
-    found = compare_strategies(
+    result = compare_strategies(
         run,
         named("gossip", "sync"),
         fake_profiles.make_profile(),
         LINKS,
         4,
         Goal(1),
-        predict_fn=told(equivalent=1),
+        predict_fn=reported(equivalent=1),
     )
-    assert [row.name for row in found.rows] == ["sync"]
-    assert "needs rounds of one size" in dict(found.excluded)["gossip"]
+    assert [row.name for row in result.rows] == ["sync"]
+    assert "needs rounds of one size" in dict(result.excluded)["gossip"]
 
 
 def test_a_ramp_is_predicted_by_its_first_stage_and_reported():
     run = dataclasses.replace(fake_profiles.make_run(), ramp=((10.0, 128), (20.0, 256)))
     warned = compare_strategies(
-        run, named("sync"), fake_profiles.make_profile(), LINKS, 4, Goal(1), predict_fn=told(equivalent=1)
+        run, named("sync"), fake_profiles.make_profile(), LINKS, 4, Goal(1), predict_fn=reported(equivalent=1)
     ).warnings
     assert warned[0].startswith(f"--ramp: only the first stage, --batch {run.batch}, is predicted")
     assert "plan --batch 256" in warned[0]
@@ -157,7 +157,7 @@ def test_a_ramp_is_predicted_by_its_first_stage_and_reported():
         LINKS,
         4,
         Goal(1),
-        predict_fn=told(equivalent=1),
+        predict_fn=reported(equivalent=1),
     )
     assert not any("ramp" in warning for warning in few.warnings)
 
@@ -218,13 +218,13 @@ def test_closed_form_mixing_equals_the_matrix(topology, ranks):
 def test_every_candidate_is_predicted():
     profile, links = fake_profiles.make_profile(), parse_links("2 hosts of 2 ranks, 100 Mbit/s, 1 ms")
     options = default_candidates(4, profile, 64)
-    found = compare_strategies(fake_profiles.make_run(), options, profile, links, 4, Goal(100))
-    assert len(found.rows) == len(options) > 20
-    assert not found.excluded
-    assert found.best.prediction.images_per_s >= 0.95 * max(
-        row.prediction.images_per_s for row in found.rows if not row.limits and row.semantics != "per-label models"
+    result = compare_strategies(fake_profiles.make_run(), options, profile, links, 4, Goal(100))
+    assert len(result.rows) == len(options) > 20
+    assert not result.excluded
+    assert result.best.prediction.images_per_s >= 0.95 * max(
+        row.prediction.images_per_s for row in result.rows if not row.limits and row.semantics != "per-label models"
     )
-    assert all(row.reason for row in found.rows)
+    assert all(row.reason for row in result.rows)
 
 
 def test_graphs_that_are_one_are_compared_once():
@@ -236,8 +236,8 @@ def test_graphs_that_are_one_are_compared_once():
 
 def test_computing_hides_the_exact_wire():
     profile, links = fake_profiles.make_profile(g_s=2.0, d_s=2.0), parse_links("4 hosts, 10 Gbit/s, 50 us")
-    found = compare_strategies(
+    result = compare_strategies(
         fake_profiles.make_run(), named("sync", "sync+int8", "gossip"), profile, links, 4, Goal(100)
     )
-    assert found.best.name == "sync"
-    assert "computing hides" in next(row for row in found.rows if row.name == "sync+int8").reason
+    assert result.best.name == "sync"
+    assert "computing hides" in next(row for row in result.rows if row.name == "sync+int8").reason

@@ -50,13 +50,13 @@ def test_close_candidates_are_measured_within_memory_and_time():
 
 def test_candidates_with_warnings_are_not_shortlisted():
     steps = {"sync": 0.1, "sync+sign": 0.101}  # which the plan has a warning for
-    found = plan(steps)
-    assert found.rows[1].limits
-    assert names(playoff.shortlist(found, 15)) == ["sync"]
+    result = plan(steps)
+    assert result.rows[1].limits
+    assert names(playoff.shortlist(result, 15)) == ["sync"]
 
 
 @pytest.mark.parametrize(
-    ("seconds", "wins", "said"),
+    ("seconds", "wins", "expected"),
     [
         ({"sync": 0.10, "sync+int8": 0.11}, "sync", "the fastest of 2"),
         ({"sync": 0.10, "sync+int8": 0.099}, "sync", "1.0% behind the fastest of 2"),
@@ -66,13 +66,13 @@ def test_candidates_with_warnings_are_not_shortlisted():
         ({"sync": 0.10, "sync+sync_period=4": 0.09}, "sync+sync_period=4", "the fastest"),
     ],
 )
-def test_the_playoff_is_decided_by_time_and_margin(seconds, wins, said):
-    found = plan({"sync": 0.1, **dict.fromkeys(seconds, 0.1)})
-    assert found.best.name == "sync"
-    assert playoff.select_winner(found, seconds).name == wins
-    first, other = playoff.describe_result(found, seconds)
+def test_the_playoff_is_decided_by_time_and_margin(seconds, wins, expected):
+    result = plan({"sync": 0.1, **dict.fromkeys(seconds, 0.1)})
+    assert result.best.name == "sync"
+    assert playoff.select_winner(result, seconds).name == wins
+    first, other = playoff.describe_result(result, seconds)
     assert first.startswith(f"{wins}: ")
-    assert said in first
+    assert expected in first
     assert other.startswith(f"not {next(name for name in seconds if name != wins)}: ")
     assert ("not enough for a strategy that is" in other) == (seconds[wins] > min(seconds.values()))
 

@@ -34,13 +34,13 @@ def played(run):
     session = tiny_run.make_session(run)
     for _ in range(2):
         play_round(session)
-    found = {}
+    result = {}
     for player in session.game.players:
         for name, p in player.net.named_parameters():
-            found |= {f"{player.name}/{name}": p.detach(), f"{player.name}/{name}/gradient": p.grad}
-        found |= {f"{player.name}/{name}": buffer for name, buffer in player.net.named_buffers()}
+            result |= {f"{player.name}/{name}": p.detach(), f"{player.name}/{name}/gradient": p.grad}
+        result |= {f"{player.name}/{name}": buffer for name, buffer in player.net.named_buffers()}
     with session.game.g.using_ema() as net:
-        return found | {f"average/{name}": p.detach().clone() for name, p in net.named_parameters()}
+        return result | {f"average/{name}": p.detach().clone() for name, p in net.named_parameters()}
 
 
 @pytest.mark.parametrize("settings", NETS.values(), ids=NETS)
@@ -71,11 +71,11 @@ def test_switches_begin_with_what_stands():
         tiny_run.make_run("device.channels_last=D", "nets=sngan", "nets.width=8", "device.threads=1"),
         tiny_run.make_dataset(),
     )
-    found = {switch.name: switch for switch in options_for(run, CPU)}
+    result = {switch.name: switch for switch in options_for(run, CPU)}
     assert {"channels_last", "fused_resampling", "concat_real_fake", "fused", "lanes_per_pass", "pad_channels"} <= set(
-        found
+        result
     )
-    for switch in found.values():
+    for switch in result.values():
         assert switch.choices[0] == {field: get_field(run, field) for field in switch.choices[0]}
         assert len({json.dumps(choice) for choice in switch.choices}) == len(switch.choices) > 1
     dcgan = resolve(tiny_run.make_run("g.optimizer=rmsprop", "d.optimizer=rmsprop"), tiny_run.make_dataset())
@@ -115,61 +115,61 @@ def test_layouts_that_fail_are_not_chosen(monkeypatch):
 
 
 @pytest.fixture
-def kept(tmp_path, monkeypatch):
+def stored(tmp_path, monkeypatch):
     """A cache of its own, and a search that takes no time; how often it was asked."""
-    asked = []
+    requested = []
 
-    def found(switches, trial, rounds):
-        asked.append([switch.name for switch in switches])
+    def result(switches, trial, rounds):
+        requested.append([switch.name for switch in switches])
         return TuneResult({"device.channels_last": "G", "device.lanes_per_pass": 4}, {"lanes_per_pass": 1.5}, 2.0)
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(layouts, "tune_greedily", found)
+    monkeypatch.setattr(layouts, "tune_greedily", result)
     monkeypatch.setattr(layouts, "MIN_RUN_FOR_BUILD_S", 1e9)
-    return asked
+    return requested
 
 
-def test_layouts_are_cached_by_network_and_damaged_files_ignored(kept, tmp_path):
+def test_layouts_are_cached_by_network_and_damaged_files_ignored(stored, tmp_path):
     images = tiny_run.make_dataset()
     run = resolve(tiny_run.make_run(), images)
     first = tune_run(run, images, World.solo())
     assert tune_run(dataclasses.replace(run, seed=5, recipe="other"), images, World.solo()) == first
-    assert len(kept) == 1
-    assert "compile" not in kept[0]  # a run that takes less than BUILD_S
+    assert len(stored) == 1
+    assert "compile" not in stored[0]  # a run that takes less than BUILD_S
     tune_run(resolve(tiny_run.make_run("nets.width=8"), images), images, World.solo())
-    assert len(kept) == 2
+    assert len(stored) == 2
     tune_run(run, images, World.solo(), remeasure=True)
-    whole = dataclasses.asdict(first)
+    full = dataclasses.asdict(first)
     damaged: list[object] = [
         [],
-        whole | {"overrides": "G"},
-        whole | {"speedup": "fast"},
-        whole | {"slowdown_without": {"fused": "x"}},
+        full | {"overrides": "G"},
+        full | {"speedup": "fast"},
+        full | {"slowdown_without": {"fused": "x"}},
     ]
     damaged += [
-        whole | {"overrides": {name: value}}
+        full | {"overrides": {name: value}}
         for name, value in (("batch", 7), ("foo.bar", 1), ("device.lanes_per_pass", -3))
     ]
     for i, text in enumerate(["{", "[" * 100_000, *map(json.dumps, damaged)]):
         for file in (tmp_path / "cache").rglob("*.json"):
             file.write_text(text)
         assert tune_run(run, images, World.solo()) == first
-        assert len(kept) == 4 + i
+        assert len(stored) == 4 + i
 
 
-def test_a_layout_is_of_the_code_and_not_of_the_place_of_the_data(kept, monkeypatch):
+def test_a_layout_is_of_the_code_and_not_of_the_place_of_the_data(stored, monkeypatch):
     images = tiny_run.make_dataset()
     run = resolve(tiny_run.make_run(), images)
     tune_run(run, images, World.solo())
-    moved = dataclasses.replace(run, data=dataclasses.replace(run.data, path="elsewhere"))
-    tune_run(moved, images, World.solo())
-    assert len(kept) == 1
+    shifted = dataclasses.replace(run, data=dataclasses.replace(run.data, path="elsewhere"))
+    tune_run(shifted, images, World.solo())
+    assert len(stored) == 1
     monkeypatch.setattr(layouts, "user_code_digest", lambda *_: "changed")
     tune_run(run, images, World.solo())
-    assert len(kept) == 2
+    assert len(stored) == 2
 
 
-def test_train_takes_what_is_measured_and_goes_on_with_it(kept, tmp_path, capsys):
+def test_train_takes_what_is_measured_and_goes_on_with_it(stored, tmp_path, capsys):
     line = ["train", "digits", "--run-dir", str(tmp_path / "run"), "--kimg=0.256", "--device.tune=measured"]
     line += ["--nets.width=4", "--evaluation.metrics=[]"]
     assert main(line) == 0
@@ -178,11 +178,11 @@ def test_train_takes_what_is_measured_and_goes_on_with_it(kept, tmp_path, capsys
         assert word in record
     assert "layout: 2.00 times faster" in capsys.readouterr().out
     assert main([*line[:4], "--kimg=0.512", *line[5:]]) == 0  # another command, the same run: nothing is tried again
-    assert len(kept) == 1
+    assert len(stored) == 1
     assert "resumed" in capsys.readouterr().out
 
 
-def test_a_damaged_record_does_not_stop_tuning(kept, tmp_path, capsys):
+def test_a_damaged_record_does_not_stop_tuning(stored, tmp_path, capsys):
     (tmp_path / "runs" / "00000-digits").mkdir(parents=True)
     (tmp_path / "runs" / "00000-digits" / "run.yaml").write_text("{")
     line = ["train", "digits", f"--outdir={tmp_path}/runs", "--kimg=0.128", "--device.tune=measured"]
@@ -218,8 +218,8 @@ def test_plan_tune_prints_operations_decisions_and_total(tmp_path, monkeypatch, 
     ]
     monkeypatch.setattr(layouts, "options_for", lambda run, device: few)
     assert main(["plan", "digits", "--tune", "--nets.width=4", "--batch=16", "--lanes=4"]) == 0
-    told = capsys.readouterr().out
-    assert "16 images a round in 4 lanes" in told
+    reported = capsys.readouterr().out
+    assert "16 images a round in 4 lanes" in reported
     for word in (
         "operation",
         "padding",
@@ -229,7 +229,7 @@ def test_plan_tune_prints_operations_decisions_and_total(tmp_path, monkeypatch, 
         "GFLOP/s",
         "% before",
     ):
-        assert word in told
+        assert word in reported
 
 
 @pytest.mark.parametrize(
@@ -268,8 +268,8 @@ def test_padding_is_what_fills_up_tiles():
 def test_grouped_convolutions_are_counted_per_group(groups, padding):
     conv = torch.nn.Conv2d(8, 8, 3, padding=1, groups=groups)
     up = torch.nn.ConvTranspose2d(8, 8, 4, 2, 1, groups=groups)
-    found = profile_ops(lambda: up(conv(torch.ones(4, 8, 8, 8))).sum().backward(), CPU, Tile(1, 8, 4))
-    rows = {op.shape: op.padding_share for op in found if "convolution" in op.name}
+    result = profile_ops(lambda: up(conv(torch.ones(4, 8, 8, 8))).sum().backward(), CPU, Tile(1, 8, 4))
+    rows = {op.shape: op.padding_share for op in result if "convolution" in op.name}
     assert rows == {
         f"4 x 8 x 8x8 -> 8, 3x3 in {groups} groups": padding,
         f"4 x 8 x 8x8 -> 8, 4x4 up in {groups} groups": padding,
@@ -282,9 +282,9 @@ def test_operations_are_grouped_by_shape_and_sum_to_the_round():
     def play():
         conv(torch.ones(4, 3, 8, 8)).sum().backward()
 
-    found = profile_ops(play, CPU, Tile(1, 4, 4))
-    rows = {(op.name, op.shape): op.padding_share for op in found}
+    result = profile_ops(play, CPU, Tile(1, 4, 4))
+    rows = {(op.name, op.shape): op.padding_share for op in result}
     assert rows["convolution", "4 x 3 x 8x8 -> 8, 3x3 down"] == 0.25
     assert ("convolution backward", "4 x 3 x 8x8 -> 8, 3x3 down") in rows
-    assert all(seconds > 0 for seconds in found.values())
-    assert list(found.values()) == sorted(found.values(), reverse=True)
+    assert all(seconds > 0 for seconds in result.values())
+    assert list(result.values()) == sorted(result.values(), reverse=True)
