@@ -228,11 +228,16 @@ def replace_fields(config: T, fields: Mapping[str, Any]) -> T:
 
 
 def did_you_mean(word: str, choices: Iterable[str]) -> str:
-    """Return "; did you mean X?", or "; there are: ..." with at most MAX_LISTED_NAMES of the choices."""
+    """Return "; did you mean X?", or "; there are: ..." with at most MAX_LISTED_NAMES of the choices.
+
+    A choice that contains the last part of the word comes before those of similar spelling.
+    """
     names = list(choices)
     if not names:
         return ""
-    matches = [name for name in names if word in name.split("_")] or difflib.get_close_matches(word, names, 1, 0.5)
+    last_part = word.rpartition(".")[2]
+    matches = [name for name in names if last_part in name.rpartition(".")[2].split("_")]
+    matches = matches or difflib.get_close_matches(word, names, n=1, cutoff=0.5)
     if matches:
         return f"; did you mean {matches[0]}?"
     listed = ", ".join(names[:MAX_LISTED_NAMES])

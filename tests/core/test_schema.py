@@ -67,6 +67,7 @@ def test_differences_are_none_or_named_with_both_values():
 
 def test_did_you_mean_names_the_nearest_or_all():
     assert did_you_mean("bach", ["batch", "seed"]) == "; did you mean batch?"
+    assert did_you_mean("a.lead", ["a.read", "a.max_lead_rounds"]) == "; did you mean a.max_lead_rounds?"
     assert did_you_mean("xyzzy", ["batch", "seed"]) == "; there are: batch, seed"
 
 
