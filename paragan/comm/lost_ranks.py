@@ -18,8 +18,12 @@ def report_lost_rank(rank: int, reason: str) -> None:
     _reasons[rank] = reason
 
 
+def describe_lost(ranks: Iterable[int]) -> str:
+    """Return which of these ranks are known to be gone, and why; empty if none is."""
+    return ", ".join(f"rank {rank} {_reasons[rank]}" for rank in ranks if rank in _reasons)
+
+
 def raise_if_lost(ranks: Iterable[int]) -> None:
     """Raise CommunicationError if one of these ranks is known to be gone; it says which, and why."""
-    lost = [f"rank {rank} {_reasons[rank]}" for rank in ranks if rank in _reasons]
-    if lost:
-        raise CommunicationError(", ".join(lost))
+    if lost := describe_lost(ranks):
+        raise CommunicationError(lost)

@@ -13,6 +13,7 @@ import threading
 import flask
 import numpy as np
 import pytest
+import torch
 from werkzeug.serving import make_server
 
 import paragan
@@ -73,6 +74,7 @@ def pushed(tmp_path):
     thread.start()
     address = f"http://127.0.0.1:{server.server_port}"
     more = {"HF_ENDPOINT": address, "HF_TOKEN": "hf_none", "HF_HOME": str(tmp_path / "hf"), "HF_HUB_DISABLE_XET": "1"}
+    more["OMP_NUM_THREADS"] = str(torch.get_num_threads())  # samples of these processes and of this one are compared
     yield files, {**os.environ, **more}
     server.shutdown()
     thread.join()

@@ -44,6 +44,7 @@ from paragan.comm.elastic.membership import (
 )
 from paragan.comm.elastic.rejoin import REPLY_TIMEOUT_S, JoinProtocol, JoinRequest, SurvivorReport
 from paragan.comm.launch_info import LaunchInfo
+from paragan.comm.lost_ranks import describe_lost
 from paragan.comm.process_group import POLL_S, CommunicationError, Group, SingleRankGroup, WaitThread, new_gloo_group
 from paragan.comm.rendezvous import rendezvous
 from paragan.comm.sockets import (
@@ -57,7 +58,7 @@ from paragan.comm.sockets import (
     open_sockets,
     shutdown_sockets,
 )
-from paragan.comm.world import World
+from paragan.comm.world import FAULT_WINDOW_S, World
 from paragan.core.errors import RunError
 
 CANCELLED_KEY = "cancelled"  # set in the store of a group that is not to be used any more
@@ -558,9 +559,21 @@ class ElasticWorld(World):
     # failures and the end -----------------------------------------------------------------------------------------
 
     def report_failure(self, error: BaseException, step: int | None = None) -> str:
-        """Return one line with this rank, the step if it is known, and the reason."""
+        """Return one line with this rank, the step if it is known, and the reason: which rank was lost, if one was."""
         where = f"rank {self.original_rank}" if step is None else f"rank {self.original_rank}, step {step}"
-        return f"{where}: {error}"
+        lost = self._find_lost_ranks() if isinstance(error, CommunicationError) else ""
+        return f"{where}: {error}: {lost}" if lost and lost not in str(error) else f"{where}: {error}"
+
+    def _find_lost_ranks(self) -> str:
+        """Return which ranks were lost, after a connection broke. They are known a little later than that."""
+        deadline = time.monotonic() + FAULT_WINDOW_S
+        while time.monotonic() < deadline:
+            if lost := describe_lost(self._peers):
+                return lost
+            if exited := [rank for rank in self._peers if not self.is_alive(rank)]:
+                return f"rank {', '.join(map(str, exited))} does not answer"
+            time.sleep(POLL_S)
+        return ""
 
     def close(self) -> None:
         """Leave in good order: no rank closes its connections before all have finished."""
