@@ -32,7 +32,7 @@ CHROMIUM_FLAGS = (
     *("--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage"),
     *("--disable-default-apps", "--disable-extensions", "--remote-debugging-pipe"),
 )
-TIMEOUT_S = 60.0
+TIMEOUT_S = 240.0
 
 
 def find_executable() -> str | None:

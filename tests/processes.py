@@ -136,7 +136,7 @@ class CliProcess:
             return self._process.poll()
         return self._process.exitcode
 
-    def wait(self, timeout_s: float = 60) -> int:
+    def wait(self, timeout_s: float = 200) -> int:
         wait_until(lambda: self.status() is not None, timeout_s, f"{self._log.name} ends")
         status = self.status()
         assert status is not None
@@ -210,7 +210,7 @@ class CliProcesses:
         return self.folder / f"process{len(self._started)}"
 
 
-def wait_until(condition: Callable[[], Any], timeout_s: float = 60, description: str = "it happens") -> Any:
+def wait_until(condition: Callable[[], Any], timeout_s: float = 200, description: str = "it happens") -> Any:
     """Poll until the condition is true, and return its value."""
     deadline = time.monotonic() + timeout_s
     while not (value := condition()):

@@ -11,7 +11,7 @@ from typing import Any
 
 import cloudpickle
 
-TIMEOUT_S = 60
+TIMEOUT_S = 240
 
 
 def _rank_main(connection: Any) -> None:

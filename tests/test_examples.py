@@ -16,7 +16,7 @@ def run_example(folder: Path, *arguments: str) -> str:
     """Run an example in a folder. Returns its output."""
     env = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, *arguments], capture_output=True, text=True, timeout=100, cwd=folder, env=env
+        [sys.executable, *arguments], capture_output=True, text=True, timeout=250, cwd=folder, env=env
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -87,7 +87,6 @@ def test_a_checkpoint_of_the_gpu_goes_on_on_the_cpu(tmp_path):
     close(tiny_run.session_state(then), tiny_run.play_rounds(run, 4))
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("settings", [(), ("objective.r1=1",)], ids=["both", "G alone, for R1 differentiates D twice"])
 @pytest.mark.filterwarnings("default")  # of the compiler, about itself
 def test_compiled_networks_play_the_same(settings):

@@ -5,6 +5,7 @@ functions of their own, which `resolve` and `prepare` call."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from paragan.config.run import Run
@@ -20,8 +21,11 @@ def validate(run: Run, ranks: int = 1) -> None:
     for name, batch in (("--batch", run.batch), ("--g_batch", run.g_batch)):
         if batch % run.lanes:
             down = batch - batch % run.lanes or run.lanes
+            lanes = _nearest_lanes(run)
+            or_lanes = f", or --lanes {lanes}" if lanes >= ranks or run.per_label else ""
             raise UsageError(
-                f"{name} {batch}: does not divide into --lanes {run.lanes}. Use {name} {down} or {down + run.lanes}"
+                f"{name} {batch}: does not divide into --lanes {run.lanes}. "
+                f"Use {name} {down} or {down + run.lanes}{or_lanes}"
             )
     if ranks > run.lanes and not run.per_label:
         raise UsageError(f"--lanes {run.lanes}: {ranks} ranks cannot share them. Start at most {run.lanes} ranks")
@@ -191,6 +195,12 @@ def check_weight_clip(objective: Any, d_has_spectral_norm: bool) -> None:
             f"objective.clip={objective.clip:g}: objective.gp={objective.gp:g} bounds the slopes of D too. "
             "Use objective.gp=0, or objective.clip=0"
         )
+
+
+def _nearest_lanes(run: Run) -> int:
+    """Return the largest number of lanes, at most that of the run, that divides both of its batches."""
+    both = math.gcd(run.batch, run.g_batch)
+    return next(lanes for lanes in range(min(run.lanes, both), 0, -1) if both % lanes == 0)
 
 
 def describe_unreached_stages(run: Run) -> str:

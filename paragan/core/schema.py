@@ -34,6 +34,7 @@ from paragan.core.field_docs import field_meanings
 T = TypeVar("T")
 MAX_YAML_VALUES = 100_000
 MAX_LISTED_NAMES = 40
+MAX_SIMILAR_NAMES = 3
 
 # A section that is one of several classes may be given by its name alone: `strategy: sync`.
 name_shorthand = BeforeValidator(lambda value: {"name": value} if isinstance(value, str) else value)
@@ -230,14 +231,19 @@ def replace_fields(config: T, fields: Mapping[str, Any]) -> T:
 def did_you_mean(word: str, choices: Iterable[str]) -> str:
     """Return "; did you mean X?", or "; there are: ..." with at most MAX_LISTED_NAMES of the choices.
 
-    A choice that contains the last part of the word comes before those of similar spelling.
+    A choice that contains the last part of the word comes before those of similar spelling. The section that the word
+    and all choices are in is not compared.
     """
     names = list(choices)
     if not names:
         return ""
-    last_part = word.rpartition(".")[2]
+    section, _, last_part = word.rpartition(".")
+    prefix = f"{section}." if section and all(name.startswith(f"{section}.") for name in names) else ""
     matches = [name for name in names if last_part in name.rpartition(".")[2].split("_")]
-    matches = matches or difflib.get_close_matches(word, names, n=1, cutoff=0.5)
+    if not matches:
+        short_names = [name.removeprefix(prefix) for name in names]
+        similar = difflib.get_close_matches(word.removeprefix(prefix), short_names, n=1, cutoff=0.5)
+        matches = [prefix + name for name in similar]
     if matches:
         return f"; did you mean {matches[0]}?"
     listed = ", ".join(names[:MAX_LISTED_NAMES])
@@ -344,6 +350,10 @@ def _describe_error(cls: Any, error: ValidationError) -> str:
         context = first.get("ctx", {})
         known = [tag.strip("'") for tag in context["expected_tags"].split(", ")]
         return f"{path}: there is no {context['tag']}{did_you_mean(context['tag'], known)}".removeprefix(": ")
+    if error_type == "dataclass_type" and path:
+        members = dataclasses.fields(_union_members(typing.get_type_hints(section)[path.rpartition(".")[2]])[0])
+        fields = ", ".join(f"{path}.{member.name}" for member in members)
+        return f"{path}={_truncate(value)}: is a section of several fields. Set one of {fields}"
     if error_type == "tuple_type":
         return f"{path}={_truncate(value)}: input should be a list: --{path}=[{_truncate(value)}]"
     message = first["msg"]
@@ -360,11 +370,14 @@ def _describe_error(cls: Any, error: ValidationError) -> str:
 
 
 def _describe_unknown_field(cls: Any, path: str, section: Any) -> str:
-    parent = path.rpartition(".")[0]
+    parent, _, last_part = path.rpartition(".")
     owners = [field.values.rpartition("(of ")[2].rstrip(")") for field in list_fields(cls) if field.name == path]
     if owners:
         selected = _default_name(section)
         return f"there is no field {path} where {parent}={selected}: it is of {parent}={', '.join(owners)}"
+    elsewhere = dict.fromkeys(field.name for field in list_fields(cls) if field.name.rpartition(".")[2] == last_part)
+    if elsewhere:
+        return f"there is no field {path}; did you mean {' or '.join([*elsewhere][:MAX_SIMILAR_NAMES])}?"
     fields = [f"{parent}.{f.name}".strip(".") for f in dataclasses.fields(section) if f.name != "name"]
     return f"there is no field {path}{did_you_mean(path, fields)}"
 

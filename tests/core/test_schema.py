@@ -68,6 +68,7 @@ def test_differences_are_none_or_named_with_both_values():
 def test_did_you_mean_names_the_nearest_or_all():
     assert did_you_mean("bach", ["batch", "seed"]) == "; did you mean batch?"
     assert did_you_mean("a.lead", ["a.read", "a.max_lead_rounds"]) == "; did you mean a.max_lead_rounds?"
+    assert did_you_mean("a.lead", ["a.wire", "a.order"]) == "; there are: a.wire, a.order"  # not for their equal "a."
     assert did_you_mean("xyzzy", ["batch", "seed"]) == "; there are: batch, seed"
 
 
@@ -104,13 +105,15 @@ WRONG = {  # (field, value): how the refusal begins
     ("device.channels_last", "X"): "device.channels_last=X: input should be true | false | G | D",
     ("batch", "0"): "batch=0: input should be greater than or equal to 1",
     ("bach", "1"): "there is no field bach; did you mean batch?",
+    ("optimizer", "sgd"): "there is no field optimizer; did you mean g.optimizer or d.optimizer?",
+    ("workers", "2"): "there is no field workers; did you mean data.prefetch.workers?",
     ("nets.width", "0"): "nets.width=0: input should be greater than or equal to 1",
     ("g.optimizer.lr", "-1"): "g.optimizer.lr=-1: input should be greater than 0",
     ("g.optimizer.betas", "[0, 1]"): "g.optimizer.betas.1=1: input should be less than 1",
     ("d.optimizer", "adamm"): "d.optimizer: there is no adamm; did you mean adam?",
     ("objective.loss", "hinged"): "objective.loss=hinged: input should be 'hinge'",
     ("g.optimizer.betas", "0.5"): "g.optimizer.betas=0.5: input should be a list: --g.optimizer.betas=[0.5]",
-    ("data", "null"): "data=None: input should be",
+    ("data", "null"): "data=None: is a section of several fields. Set one of data.path, ",
     ("objective.augment.kimg", "3"): "there is no field objective.augment.kimg where objective.augment=none: it is of "
     "objective.augment=ada",
     ("nets.attention", "8"): "there is no field nets.attention where nets=dcgan: it is of nets=sagan, biggan",

@@ -86,7 +86,7 @@ def test_a_model_goes_to_a_hub_and_comes_back_by_its_name(small, tmp_path, pushe
 
     def command(*arguments):
         line = [sys.executable, "-m", "paragan", *map(str, arguments)]
-        ended = subprocess.run(line, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=100)
+        ended = subprocess.run(line, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=250)
         assert ended.returncode == 0, ended
         return ended.stdout
 
@@ -102,7 +102,7 @@ def test_a_model_goes_to_a_hub_and_comes_back_by_its_name(small, tmp_path, pushe
 
 def test_a_name_that_no_hub_has_is_one_line(tmp_path, pushed):
     line = [sys.executable, "-m", "paragan", "sample", "me/other", "--out", "a.png"]
-    ended = subprocess.run(line, env=pushed[1], cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    ended = subprocess.run(line, env=pushed[1], cwd=tmp_path, capture_output=True, text=True, timeout=250)
     assert ended.returncode == 2, ended
     assert "me/other: not a local folder, and not available on the hub" in ended.stderr
     assert ended.stderr.count("\n") == 1
@@ -111,7 +111,7 @@ def test_a_name_that_no_hub_has_is_one_line(tmp_path, pushed):
 def test_a_hub_out_of_reach_is_one_line(small, tmp_path, pushed):
     environment = pushed[1] | {"HF_ENDPOINT": "http://127.0.0.1:9"}
     line = [sys.executable, "-m", "paragan", "export", str(small), "--push", "me/it"]
-    ended = subprocess.run(line, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    ended = subprocess.run(line, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=250)
     assert ended.returncode == 2, ended
     assert "--push me/it: " in ended.stderr
     assert ended.stderr.count("\n") == 1

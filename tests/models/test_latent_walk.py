@@ -103,7 +103,7 @@ def test_videos(small, tmp_path, name):
 def decode_video(path, height, width):
     """[N, H, W, 3] of a video, by ffmpeg."""
     line = [imageio_ffmpeg.get_ffmpeg_exe(), "-v", "error", "-i", str(path), "-f", "rawvideo", "-pix_fmt", "rgb24", "-"]
-    data = subprocess.run(line, capture_output=True, check=True, timeout=60).stdout
+    data = subprocess.run(line, capture_output=True, check=True, timeout=250).stdout
     return np.frombuffer(data, np.uint8).reshape(-1, height, width, 3)
 
 
@@ -133,7 +133,7 @@ def test_serve_answers_until_interrupted(small):
                 assert json.loads(fetch(f"{address}/api/model", 20))["classes"] == ["ant", "bee", "cat"]
             foreign = urllib.request.Request(f"{address}/api/model", headers={"Host": "elsewhere.example"})
             with pytest.raises(urllib.error.HTTPError, match="400"):  # a page of elsewhere, by a name of its own
-                urllib.request.urlopen(foreign, timeout=30)
+                urllib.request.urlopen(foreign, timeout=250)
         finally:
             process.send_signal(signal.SIGINT)
         assert process.wait(60) == 0

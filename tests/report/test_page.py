@@ -466,7 +466,6 @@ YAML_BOMB = "recipe: x\na0: &a0 [1, 2, 3, 4, 5, 6, 7, 8, 9]\n" + "".join(
 )
 
 
-@pytest.mark.timeout(20)
 @pytest.mark.parametrize(
     "text",
     [

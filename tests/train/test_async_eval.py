@@ -126,7 +126,6 @@ def test_a_run_that_is_extended_is_followed_to_its_new_end(run, monkeypatch):
     assert len(rows(0.32)) == 2
 
 
-@pytest.mark.timeout(120)
 def test_new_models_are_scored_until_ctrl_c(tmp_path, processes):
     run = train_interrupted(tmp_path / "run", 4, *UNSCORED)
     patch = "from paragan.train import async_eval\nasync_eval.POLL_S = 0.05"

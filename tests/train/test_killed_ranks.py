@@ -24,7 +24,7 @@ from processes import (
     wait_until,
 )
 
-pytestmark = [pytest.mark.kill, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.kill
 
 SAVING = (LONG_RUN_ARG, "--output.checkpoint_kimg=0.32")  # after every 20 of 100 rounds
 

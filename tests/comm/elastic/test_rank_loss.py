@@ -23,7 +23,7 @@ from processes import (
     wait_until,
 )
 
-pytestmark = [pytest.mark.kill, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.kill
 
 PEER_TIMEOUT_S = 3
 GOSSIP = ("--strategy=gossip", "--lanes=4", f"--strategy.peer_timeout_s={PEER_TIMEOUT_S}", "--kimg=4.8")  # 300 steps

@@ -50,7 +50,6 @@ from paragan.plan.profile.profile import NUM_READY_PARTS, DeviceInfo, MemoryUse,
 from paragan.plan.virtual_world import VirtualWorld
 from paragan.train.build import build_game, build_networks
 
-pytestmark = pytest.mark.timeout(60)
 RATE = 10e6  # bytes a second
 
 

@@ -77,7 +77,6 @@ def test_the_playoff_is_decided_by_time_and_margin(seconds, wins, expected):
     assert ("not enough for a strategy that is" in other) == (seconds[wins] > min(seconds.values()))
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_ranks_play_and_agree(ranks, tmp_path, processes):
     few = (

@@ -17,7 +17,7 @@ from paragan.core.jsonl import read_jsonl
 from paragan.models.model import label_dir, load_model
 from processes import CliProcess, CliProcesses, final_tensors, logged_steps, train_args, wait_until
 
-pytestmark = [pytest.mark.kill, pytest.mark.timeout(900 if "PARAGAN_SOAK" in os.environ else 240)]
+pytestmark = [pytest.mark.kill, pytest.mark.timeout(900 if "PARAGAN_SOAK" in os.environ else 300)]
 
 KILLS, STEPS = (20, 72) if "PARAGAN_SOAK" in os.environ else (3, 24)  # steps: of a label
 LABELS = 10
