@@ -154,7 +154,8 @@ def add_nets_option(p: argparse.ArgumentParser) -> None:
 
 def check_no_extra_arguments(rest: list[str]) -> None:
     if rest:
-        raise UsageError(f"{rest[0]}: this command has no such option")
+        problem = "this command has no such option" if rest[0].startswith("-") else "unexpected argument"
+        raise UsageError(f"{rest[0]}: {problem}")
 
 
 def check_seed(seed: int) -> None:

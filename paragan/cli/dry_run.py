@@ -27,14 +27,18 @@ class CountedGame:
 
 def dry_run(run: Run, ranks: int, reasons: list[str]) -> int:
     """Print the complete record of a run, with its cost as comments; train nothing."""
+    from paragan.config.resolve import make_spec
     from paragan.config.run import to_saved_dict
     from paragan.config.validate import describe_unreached_stages
     from paragan.core.schema import to_yaml
     from paragan.train.prepare import prepare
+    from paragan.train.session import check_init_from
 
     prepared = prepare(run, ranks)
     resolved = prepared.run
     dataset = prepared.dataset
+    if not resolved.per_label:
+        check_init_from(resolved, make_spec(resolved.data, dataset))
     game = _representative_game(resolved, dataset, ranks)
     try:
         cost_lines = _estimate_cost(game)

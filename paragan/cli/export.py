@@ -31,6 +31,11 @@ IMPORT_EXAMPLES = """examples:
 """
 
 
+# names of files, and what writes one instead of a folder
+FILE_SUFFIXES = {".onnx": "--format onnx, or ", ".pt2": "--format torch-export, or "}
+FILE_SUFFIXES |= dict.fromkeys((".safetensors", ".zip", ".pt", ".pth"), "")
+
+
 def add_export_command(commands: Any) -> None:
     summary = "write a model for other programs: a folder, ONNX, torch.export, the Hugging Face hub"
     p = add_command(commands, "export", _export, summary, epilog=EXPORT_EXAMPLES)
@@ -58,6 +63,9 @@ def _export_to_path(model: Model, options: argparse.Namespace) -> str:
     if options.format == "safetensors":
         from paragan.models.export_folder import check_new_folder, write_model_folder
 
+        if out.suffix in FILE_SUFFIXES:
+            usable = FILE_SUFFIXES[out.suffix]
+            raise UsageError(f"--out {out}: --format safetensors writes a folder. Use {usable}the name of a folder")
         check_new_folder(out)
         write_model_folder(model, out)
         generators = f" with {model.spec.classes} generators" if model.is_per_label else ""

@@ -1,0 +1,358 @@
+"""Advice works: each refusal's advice, followed on the input that caused it, leads to a command that is accepted.
+
+The arguments of a case are refused with a line that contains its advice. Each string of `follow` then changes the
+arguments as the advice says, `~word` removing those that begin with `word` or `--word`; the command must be accepted.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from processes import TINY_RUN_ARGS, run_cli, train_tiny, usage_error
+
+
+class Case(NamedTuple):
+    """A command line, a part of the line that refuses it, and the changes that this line advises."""
+
+    arguments: str
+    advice: str
+    follow: tuple[str, ...]
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory) -> Path:
+    """Data sets of 64 images of 32 px, and what else the commands read."""
+    folder = tmp_path_factory.mktemp("inputs")
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, (64, 32, 32, 3), np.uint8)
+    np.savez(folder / "classes.npz", images=images, labels=np.arange(64) % 4)
+    np.savez(folder / "plain.npz", images=images)
+    np.savez(folder / "numbers.npz", x=rng.normal(size=(64, 2)).astype(np.float32))
+    for name, pixels in zip("aabb", images, strict=False):
+        (folder / "folder" / name).mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).save(folder / "folder" / name / f"{len([*folder.rglob('*.png')])}.png")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def per_label_run(tmp_path_factory) -> Path:
+    return train_tiny(tmp_path_factory.mktemp("labels") / "run", "--kimg=0.5", "--strategy=per-label")
+
+
+@pytest.fixture
+def check(inputs, finished, per_label_run, tmp_path):
+    """Return a function that follows the advice of a case."""
+    places = {"DIR": str(inputs), "RUN": str(finished), "LABELS": str(per_label_run), "NEW": str(tmp_path)}
+
+    def fill_in(text: str) -> str:
+        for name, path in places.items():
+            text = text.replace(name, path)
+        return text
+
+    def follow_advice(case: Case, base: Sequence[str] = ()) -> None:
+        arguments = [*base, *shlex.split(fill_in(case.arguments))]
+        assert fill_in(case.advice) in usage_error(*arguments)
+        for follow in case.follow:
+            result = run_cli(*change(arguments, fill_in(follow)))
+            assert result.status == 0, f"{follow}: {result.err}"
+
+    return follow_advice
+
+
+def change(arguments: list[str], follow: str) -> list[str]:
+    """Return the arguments as this piece of advice changes them."""
+    words = shlex.split(follow)
+    removed = tuple(word[1:] for word in words if word.startswith("~"))
+    kept = [argument for argument in arguments if not argument.lstrip("-").startswith(removed or "~")]
+    return [*kept, *(word for word in words if not word.startswith("~"))]
+
+
+def case_id(case: Case) -> str:
+    return case.arguments.replace(" ", ",") or "nothing"
+
+
+# digits: a run of images of 8 px with 10 classes ------------------------------------------------------------------
+
+DIGITS = ["train", *TINY_RUN_ARGS, "-n"]
+DIGITS_CASES = [
+    Case("--batch=30 --lanes=8", "Use --batch 24 or 32, or --lanes 6", ("--batch=24", "--batch=32", "--lanes=6")),
+    Case("--batch=1", "Use --batch 2 or 4, or --lanes 1", ("--batch=2", "--batch=4", "--lanes=1")),
+    Case("--g_batch=7", "Use --g_batch 6 or 8", ("--g_batch=6", "--g_batch=8")),
+    Case("--ranks=3", "Start at most 2 ranks", ("--ranks=2",)),
+    Case("--ranks=0", "Use 1 or more", ("--ranks=1",)),
+    Case("--ramp=8:17", "Use 16 or 18", ("~ramp --ramp=8:16", "~ramp --ramp=8:18")),
+    Case("--device.kind=mps", "Use --device.kind=cpu", ("--device.kind=cpu",)),
+    Case("--workers=1", "did you mean data.prefetch.workers?", ("~workers --data.prefetch.workers=1",)),
+    Case("--nets.widht=8", "did you mean nets.width?", ("~nets.widht --nets.width=8",)),
+    Case("--g.optimizer.betas=0.5", "--g.optimizer.betas=[0.5]", ()),
+    Case(
+        "--strategy=quantized --strategy.sync_period=2 --strategy.paper_update=true",
+        "Use strategy.sync_period=1 or strategy.paper_update=false",
+        ("--strategy.sync_period=1", "--strategy.paper_update=false"),
+    ),
+    Case(
+        "--strategy=async --objective.zcr=1",
+        "Use objective.zcr=0 and objective.zcr_g=0, or --strategy sync",
+        ("--objective.zcr=0 --objective.zcr_g=0", "--strategy=sync"),
+    ),
+    Case(
+        "--strategy=gossip --strategy.topology=hypercube --ranks=3 --lanes=4 --batch=12",
+        "Use ring, torus, exponential, one-peer, complete, star, matching, random-ring",
+        tuple(
+            f"--strategy.topology={name}"
+            for name in ("ring", "torus", "exponential", "one-peer", "complete", "star", "matching", "random-ring")
+        ),
+    ),
+    Case(
+        "--strategy=gossip --strategy.peer_timeout_s=0.1",
+        "Use 1 or more, or 0",
+        ("--strategy.peer_timeout_s=1", "--strategy.peer_timeout_s=0"),
+    ),
+    Case(
+        "--strategy=async-gossip --ranks=4 --lanes=4 --strategy.topology=one-peer",
+        "Use ring or torus or hypercube or complete or star",
+        tuple(f"--strategy.topology={name}" for name in ("ring", "torus", "hypercube", "complete", "star")),
+    ),
+    Case(
+        "--strategy=gossip --ranks=2 --on_divergence=rollback",
+        "Use --strategy.peer_timeout_s=0",
+        ("--strategy.peer_timeout_s=0",),
+    ),
+    Case(
+        "--strategy=per-label --strategy.ranks_per_label=4",
+        "Use --strategy.ranks_per_label=1 or less, or start more ranks",
+        ("--strategy.ranks_per_label=1", "--ranks=4 --lanes=4"),
+    ),
+    Case("--strategy=per-label --objective.classifier=1", "Use objective.classifier=0", ("--objective.classifier=0",)),
+    Case("--strategy=per-label --kimg=0.01", "Use --kimg 0.16 or more", ("--kimg=0.16",)),
+    Case(
+        "--objective.contrastive=1 --nets=contragan --data.resolution=32 --batch=2",
+        "Use --lanes 1",
+        ("--lanes=1", "--batch=4"),
+    ),
+    Case("--objective.contrastive=1", "or objective.contrastive=0", ("--objective.contrastive=0",)),
+    Case(
+        "--objective.classifier=1",
+        "Use --nets.d_conditioning=classifier if the networks have it, or objective.classifier=0",
+        ("--nets.d_conditioning=classifier", "--objective.classifier=0"),
+    ),
+    Case(
+        "--objective.classifier=1 --data.labels=false",
+        "Use objective.classifier=0",
+        ("--objective.classifier=0", "--data.labels=true --nets.d_conditioning=classifier"),
+    ),
+    Case("--nets.d_conditioning=classifier", "Use --objective.classifier=1", ("--objective.classifier=1",)),
+    Case("--nets.d_conditioning=contrastive", "Use --objective.contrastive=1", ("--objective.contrastive=1",)),
+    Case(
+        "--objective.gp=10 --nets.batch_norm=true",
+        "Use a D without batch norm (--nets.batch_norm=false), or objective.gp=0",
+        ("--nets.batch_norm=false", "--objective.gp=0"),
+    ),
+    Case(
+        "--objective.clip=0.01",
+        "Use --nets.spectral=false (a D without it), or objective.clip=0",
+        ("--nets.spectral=false", "--objective.clip=0"),
+    ),
+    Case(
+        "--objective.clip=0.01 --objective.gp=10 --nets.spectral=false",
+        "Use objective.gp=0, or objective.clip=0",
+        ("--objective.gp=0", "--objective.clip=0"),
+    ),
+    Case("--objective.cr=1 --objective.bcr=1", "Set one of them to 0", ("--objective.cr=0", "--objective.bcr=0")),
+    Case(
+        "--objective.augment=ada --objective.loss=wasserstein",
+        "Use objective.loss=hinge or nonsaturating, or objective.augment=diffaugment",
+        ("--objective.loss=hinge", "--objective.loss=nonsaturating", "--objective.augment=diffaugment"),
+    ),
+    Case(
+        "--objective.classifier=1 --objective.contrastive=1",
+        "Set one of them to 0",
+        (
+            "--objective.classifier=0 --nets.d_conditioning=contrastive",
+            "--objective.contrastive=0 --nets.d_conditioning=classifier",
+        ),
+    ),
+    Case("--data.only_class=10", "Use a number from 0 to 9", ("--data.only_class=0", "--data.only_class=9")),
+    Case(
+        "--policy=foo",
+        "Use ttur, biggan, sngan, paragan, optimistic, wcgan, wcgan-gp, dcgan or none",
+        tuple(
+            f"--policy={name} --nets.spectral=false"
+            for name in ["ttur", "biggan", "sngan", "paragan", "optimistic", "wcgan", "wcgan-gp", "dcgan", "none"]
+        ),
+    ),
+    Case("--evaluation.metrics=[fid]", "Use fd", ("--evaluation.metrics=[fd]",)),
+    Case(
+        "--evaluation.metrics=[is]",
+        "Use fd, kid or prdc, or --features inception or resnet20",
+        (
+            "--evaluation.metrics=[fd]",
+            "--evaluation.metrics=[kid]",
+            "--evaluation.metrics=[prdc]",
+            "--evaluation.features=resnet20 --evaluation.count=100",
+        ),
+    ),
+    Case("--evaluation.features=values", "Use pixels", ("--evaluation.features=pixels",)),
+    Case("--output.best_metric=kid", "Use one of: fd_pixels", ("--output.best_metric=fd_pixels",)),
+    Case("seed=1", "Set fields as --some.field=value", ("~seed --seed=1",)),
+    Case(
+        "--strategy=async --ranks=1 --strategy.lags_from_run=DIR/no",
+        "Use the folder of a run with --strategy async",
+        (),
+    ),
+    Case("--init_from=DIR/no", "Use a run folder", ("--init_from=RUN",)),
+    Case("--distill_from=RUN", "Use a run of --strategy per-label", ()),
+    Case("--distill_from=LABELS --data.labels=false", "Use --data.labels=true", ("--data.labels=true",)),
+    Case("--distill_from=LABELS --data.resolution=16", "Use 8", ("--data.resolution=8",)),
+]
+
+
+@pytest.mark.parametrize("case", DIGITS_CASES, ids=case_id)
+def test_advice_on_a_run_of_digits_works(case, check):
+    check(case, DIGITS)
+
+
+# images of 32 px with and without classes -------------------------------------------------------------------------
+
+FOLDER = [
+    *("train", "folder", "-n", "--nets=sngan", "--nets.width=8", "--nets.d_width=8", "--batch=16", "--lanes=2"),
+    *("--evaluation.metrics=[]", "--objective.r1=0"),
+]
+FOLDER_CASES = [
+    Case("--data=DIR/classes.npz --nets=r3gan --nets.width=10", "Use 8", ("--nets.width=8",)),
+    Case(
+        "--data=DIR/classes.npz --nets=biggan --nets.latent=7", "Use 4 or 80", ("--nets.latent=4", "--nets.latent=80")
+    ),
+    Case(
+        "--data=DIR/classes.npz --nets=sagan --nets.attention=5",
+        "from 8 to 16 (pixels) for images of 32 px, or 0 for none. Use 16",
+        ("--nets.attention=16", "--nets.attention=8", "--nets.attention=0"),
+    ),
+    Case(
+        "--data=DIR/classes.npz --nets.g_conditioning=none",
+        "Use nets.g_conditioning=auto, or --data.labels=false to ignore the classes",
+        ("--nets.g_conditioning=auto", "--data.labels=false"),
+    ),
+    Case(
+        "--data=DIR/plain.npz --nets.d_conditioning=projection",
+        "Use nets.d_conditioning=auto",
+        ("--nets.d_conditioning=auto",),
+    ),
+    Case("--data=DIR/folder/a/1.png", "Give its folder, DIR/folder/a", ("--data=DIR/folder/a",)),
+    Case("--data=DIR/clases.npz", "did you mean classes.npz", ("--data=DIR/classes.npz",)),
+    Case("--data=DIR/fold", "did you mean folder?", ("--data=DIR/folder --batch=4",)),
+    Case("--data=DIR/numbers.npz", "Use networks of your own, --nets=module:Class", ()),
+    Case(
+        "--data=DIR/plain.npz --strategy=per-label",
+        "Use PATH/<class>/*.png, or an .npz with labels",
+        ("--data=DIR/folder --batch=4", "--data=DIR/classes.npz"),
+    ),
+    Case("", "folder needs --data D", ("--data=DIR/folder --batch=4", "--data=DIR/classes.npz", "--data=digits")),
+]
+
+
+@pytest.mark.parametrize("case", FOLDER_CASES, ids=case_id)
+def test_advice_on_a_run_of_images_works(case, check):
+    check(case, FOLDER)
+
+
+# other commands ---------------------------------------------------------------------------------------------------
+
+COMMAND_CASES = [
+    Case("train", "Use `paragan train digits`, or see `paragan recipes`", ("digits -n",)),
+    Case("train digits -n --resume=RUN --run-dir=NEW/x", "Use one of them", ("~resume", "~run-dir")),
+    Case("train digits -n --device=cpu", "Set one of device.kind, ", ("~device --device.kind=cpu",)),
+    Case("eval RUN --metrics=foo", "did you mean fd?", ("--metrics=fd",)),
+    Case("eval RUN --metrics=fid", "or score fd, which needs no file", ("--metrics=fd",)),
+    Case("eval RUN --truncation=2", "Use a number between 0.05 and 1", ("--truncation=1", "--truncation=0.05")),
+    Case("eval RUN --truncation=x", "Use 0.5 or 0.4,0.6,1", ("--truncation=0.5", "--truncation=0.4,0.6,1")),
+    Case("eval RUN --seed=-1", "Use 0 to 2^63 - 1", ("--seed=0", f"--seed={2**63 - 1}")),
+    Case("eval RUN --follow --seed=3", "Leave --truncation and --seed out", ("~seed",)),
+    Case("eval RUN --follow --patience=-1", "Use 0 or more", ("--patience=0",)),
+    Case("eval RUN --features=pixel", "did you mean pixels?", ("--features=pixels",)),
+    Case("eval RUN --metrics=prdc --count=3", "needs at least 7 images", ("--count=7",)),
+    Case(
+        "eval RUN --reference=NEW/stats.npz",
+        "Use `paragan data stats PATH --out NEW/stats.npz` to write it",
+        (),  # test_statistics_are_written_as_advised
+    ),
+    Case("eval RUN/model", "Use --data PATH to say what it is scored against", ("--data=digits",)),
+    Case("sample RUN --out=NEW/a.npz --count=0", "Use 1 or more", ("--count=1",)),
+    Case("sample RUN --out=NEW/a.npz --truncation=3", "Use a number between 0.05 and 1", ("--truncation=0.05",)),
+    Case("sample RUN --out=NEW/a.npz --labels=12", "Use 0 to 9", ("--labels=0", "--labels=9")),
+    Case("sample RUN --out=NEW/a.npz --seed=-1", "Use 0 to 2^63 - 1", ("--seed=0",)),
+    Case("eval RUN --device=gpu", "Use cpu, cuda, cuda:1 or mps", ("--device=cpu",)),
+    Case(
+        "sample RUN --out=NEW/a.foo",
+        "Use grid.png, samples.npz, or a folder (a name without extension)",
+        ("--out=NEW/grid.png", "--out=NEW/samples.npz", "--out=NEW/folder"),
+    ),
+    Case("sample RUN --out=DIR/folder", "Name a new one", ("--out=NEW/new",)),
+    Case("sample RUN", "one of the arguments --out --video is required", ("--out=NEW/a.npz", "--video=NEW/a.gif")),
+    Case("sample RUN --video=NEW/a.foo", "Use .mp4, .gif, .webp", ("--video=NEW/a.gif", "--video=NEW/a.webp")),
+    Case("sample RUN --video=NEW/a.gif --fps=100", "Use .webp or .mp4", ("--video=NEW/a.webp",)),
+    Case(
+        "sample RUN --video=NEW/a.webp --seconds=0",
+        "Use --seconds above 0 and at most 3600, --fps from 1 to 120, --stops 2 or more",
+        ("--seconds=0.5 --fps=1 --stops=2", "--seconds=0.1 --fps=120 --stops=2"),
+    ),
+    Case("sample RUN --video=NEW/a.webp --seconds=1 --fps=10 --stops=100", "Use 2 to 10", ("--stops=2", "--stops=10")),
+    Case("export RUN", "Use either --out FOLDER|FILE or --push USER/NAME", ("--out=NEW/folder",)),
+    Case("export RUN --out=DIR/folder", "Use an empty or a new folder", ("--out=NEW/folder",)),
+    Case("export LABELS --out=NEW/a.onnx --format=onnx", "Use a new folder", ("--out=NEW/folder",)),
+    Case(
+        "export RUN --out=NEW/a.onnx",
+        "Use --format onnx, or the name of a folder",
+        ("--format=onnx", "--out=NEW/folder"),
+    ),
+    Case("report RUN --out=NEW/a.txt", "Use a name that ends in .html", ("--out=NEW/a.html",)),
+    Case("report RUN RUN --out=NEW/a.html", "Use every folder once", ()),
+    Case("plan digits --hosts=3", "Use a file, or --links '25 Gbit/s, 50 us'", ("--links '25 Gbit/s, 50 us'",)),
+    Case(
+        "plan digits --links=1",
+        "Use a file, or '8 hosts, 25 Gbit/s, 50 us'",
+        ("--links='8 hosts, 25 Gbit/s, 50 us' --lanes=8",),
+    ),
+    Case(
+        "plan digits --churn=0.01",
+        "Add --large-scale, or leave it out",
+        ("~churn", "--large-scale --hosts=8 --links='25 Gbit/s, 50 us'"),
+    ),
+    Case("bench step digits --batches=x", "Use 8,16,32", ()),
+    Case("bench step digits --batches=7", "Use 16 or 32, or other --lanes", ()),
+    Case("data inspect digits --sheet=NEW/a.txt", "Use one such as sheet.png", ("--sheet=NEW/sheet.png",)),
+    Case(
+        "data convert digits NEW/a.foo",
+        "Use a folder (a name without extension), .npz, .zip, .h5, or --to tars",
+        ("~NEW NEW/folder", "~NEW NEW/a.npz", "~NEW NEW/a.zip", "~NEW NEW/a.h5", "~NEW NEW/tars --to tars"),
+    ),
+    Case("data convert digits NEW/a.zip --resolution=0", "Use 1 or more, such as 64", ("--resolution=64",)),
+    Case("data convert digits NEW/a.zip --shuffle=-1", "Use 0 or more", ("--shuffle=0",)),
+    Case("data convert digits DIR/plain.npz", "name a new one, or remove it first", ("~DIR NEW/new.npz",)),
+    Case("data stats digits --out=NEW/a.txt", "Use one such as stats.npz", ("--out=NEW/stats.npz",)),
+    Case(
+        "data index DIR/folder",
+        "`paragan data shard DIR/folder TO_FOLDER` makes them",
+        ("~index ~DIR shard DIR/folder NEW/tars",),
+    ),
+]
+
+
+@pytest.mark.parametrize("case", COMMAND_CASES, ids=case_id)
+def test_advice_of_a_command_works(case, check):
+    check(case)
+
+
+def test_statistics_are_written_as_advised(finished, tmp_path):
+    stats = tmp_path / "stats.npz"
+    command = ["eval", finished, f"--reference={stats}"]
+    assert f"Use `paragan data stats PATH --out {stats}` to write it" in usage_error(*command)
+    assert run_cli("data", "stats", "digits", "--out", stats).status == 0
+    assert run_cli(*command).status == 0
