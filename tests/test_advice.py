@@ -7,6 +7,7 @@ arguments as the advice says, `~word` removing those that begin with `word` or `
 from __future__ import annotations
 
 import shlex
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -49,7 +50,9 @@ def per_label_run(tmp_path_factory) -> Path:
 @pytest.fixture
 def check(inputs, finished, per_label_run, tmp_path):
     """Return a function that follows the advice of a case."""
-    places = {"DIR": str(inputs), "RUN": str(finished), "LABELS": str(per_label_run), "NEW": str(tmp_path)}
+    places = {"DIR": str(inputs), "RUN": str(finished), "LABELS": str(per_label_run)}
+    places |= {"NEW": str(tmp_path), "COPY": str(tmp_path / "copy")}
+    shutil.copytree(finished, tmp_path / "copy")
 
     def fill_in(text: str) -> str:
         for name, path in places.items():
@@ -201,6 +204,34 @@ DIGITS_CASES = [
     ),
     Case("--evaluation.features=values", "Use pixels", ("--evaluation.features=pixels",)),
     Case("--output.best_metric=kid", "Use one of: fd_pixels", ("--output.best_metric=fd_pixels",)),
+    Case(
+        "--strategy=quantized --strategy.paper_update=true --g.optimizer=adabelief",
+        "Use --g.optimizer=sgd, or --strategy.paper_update=false",
+        ("--g.optimizer=sgd", "--strategy.paper_update=false"),
+    ),
+    Case(
+        "--strategy=quantized --strategy.paper_update=true --d.optimizer_wrapper=optimistic",
+        "Use --d.optimizer_wrapper=none",
+        ("--d.optimizer_wrapper=none",),
+    ),
+    Case("--g.optimizer_wrapper=none --g.extrapolation=3", "Use --g.extrapolation=null", ("--g.extrapolation=null",)),
+    Case("--strategy=per-label --distill_from=LABELS", "Leave one of them out", ("~distill_from", "~strategy")),
+    Case(
+        "--on_divergence=rollback --health=off",
+        "Use --health=on, or --on-divergence=none",
+        ("--health=on", "--on-divergence=none"),
+    ),
+    Case("--ramp=1:32 --strategy=async", "Leave one of them out", ("~ramp", "~strategy")),
+    Case("--ramp=1:32 --objective.augment=ada", "Leave one of them out", ("~ramp", "~objective.augment")),
+    Case("--ramp=2:32,1:64", "as in 100:128,400:256", ("--ramp=100:128,400:256",)),
+    Case("--strategy=async-gossip --strategy.rounds=2 --ranks=2", "Leave one of them out", ("~strategy.rounds",)),
+    Case("--strategy=async --strategy.fake_lags=1", "--strategy.fake_lags=[1]", ("--strategy.fake_lags=[1]",)),
+    Case("--policy=paragan --batch-scaling=rates", "Leave --batch-scaling rates out", ("~batch-scaling",)),
+    Case(
+        "--policy=paragan --strategy=quantized --strategy.paper_update=true",
+        "Leave --policy out, or set --g.optimizer=sgd and --d.optimizer=sgd",
+        ("~policy", "--g.optimizer=sgd --d.optimizer=sgd"),
+    ),
     Case("seed=1", "Set fields as --some.field=value", ("~seed --seed=1",)),
     Case(
         "--strategy=async --ranks=1 --strategy.lags_from_run=DIR/no",
@@ -325,6 +356,18 @@ COMMAND_CASES = [
         "Add --large-scale, or leave it out",
         ("~churn", "--large-scale --hosts=8 --links='25 Gbit/s, 50 us'"),
     ),
+    Case("eval LABELS --follow", "Leave it out", ("~follow",)),
+    Case("merge RUN --out=NEW/merged", "Use a run of --strategy per-label", ()),
+    Case("merge LABELS --out=LABELS", "Use another folder, or leave --out out", ("--out=NEW/merged",)),
+    Case("export RUN --out=NEW/a --format=onnx", "Use a name that ends in .onnx", ("--out=NEW/a.onnx",)),
+    Case("plan digits --memory=x", "Use 40 GB or 900 MB", ("--memory='40 GB'", "--memory='900 MB'")),
+    Case("plan digits --price=0", "Use 1.5", ("--price=1.5",)),
+    Case(
+        "plan digits --large-scale --hosts=8 --links='25 Gbit/s, 50 us' --churn=2",
+        "Use 0.01",
+        ("--churn=0.01",),
+    ),
+    Case("bench data --data=DIR/plain.npz --batch=0 --seconds=0.1", "Use --batch 1 or more", ("--batch=1",)),
     Case("bench step digits --batches=x", "Use 8,16,32", ()),
     Case("bench step digits --batches=7", "Use 16 or 32, or other --lanes", ()),
     Case("data inspect digits --sheet=NEW/a.txt", "Use one such as sheet.png", ("--sheet=NEW/sheet.png",)),
@@ -356,3 +399,28 @@ def test_statistics_are_written_as_advised(finished, tmp_path):
     assert f"Use `paragan data stats PATH --out {stats}` to write it" in usage_error(*command)
     assert run_cli("data", "stats", "digits", "--out", stats).status == 0
     assert run_cli(*command).status == 0
+
+
+# runs that are there already --------------------------------------------------------------------------------------
+
+TRAIN = ["train", *TINY_RUN_ARGS]
+RUN_CASES = [
+    Case("--kimg=0.16 --run-dir=DIR/folder", "Use an empty or a new folder", ("--run-dir=NEW/new",)),
+    Case("--kimg=0.16 --run-dir=COPY --resume=never", "Use another --run-dir", ("--run-dir=NEW/new", "~resume")),
+    Case(
+        "--kimg=0.16 --run-dir=COPY --nets.width=8",
+        "nets.width was 4, is 8. Use its settings, or another --run-dir",
+        ("--nets.width=4", "--run-dir=NEW/new"),
+    ),
+    Case(
+        "--kimg=0.16 --run-dir=COPY --strategy=auto",
+        "Use that, or another --run-dir",
+        ("--strategy=sync", "--run-dir=NEW/new"),
+    ),
+    Case("--kimg=0.16 --run-dir=DIR/plain.npz", "", ("--run-dir=NEW/new",)),
+]
+
+
+@pytest.mark.parametrize("case", RUN_CASES, ids=case_id)
+def test_advice_on_a_run_that_is_there_works(case, check):
+    check(case, TRAIN)

@@ -71,7 +71,8 @@ def _estimate_cost(game: CountedGame) -> list[str]:
     if run.ramp:
         mean_round = run.total_images / run.total_rounds / run.round_images * run.batch / largest_batch
     g_batch = run.g_batch * largest_batch // run.batch
-    run = dataclasses.replace(run, distill_from="", ramp=(), batch=largest_batch, g_batch=g_batch)
+    device = dataclasses.replace(run.device, capture_passes=False)  # there is nothing to record
+    run = dataclasses.replace(run, distill_from="", ramp=(), batch=largest_batch, g_batch=g_batch, device=device)
     blank = blank_dataset(game.dataset)
     world = VirtualWorld(game.ranks)
     with fake_tensor_mode():

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from paragan.config.run import Run
     from paragan.plan.links import Links
     from paragan.plan.profile.profile import Profile
+    from paragan.plan.select.candidates import Candidate
     from paragan.plan.select.compare import Plan
 
 HELP = f"""Every strategy is predicted for the ranks and links that you name, from the profile of one worker (--profile,
@@ -68,6 +69,8 @@ def _plan(options: argparse.Namespace, rest: list[str], arguments: list[str]) ->
         return print_tuning(options, rest)
     from paragan.cli.common import check_writable
     from paragan.plan.cost import format_bytes
+    from paragan.plan.select.candidates import default_candidates
+    from paragan.plan.select.compare import DEFAULT_MARGIN, Goal, compare_strategies
     from paragan.train.prepare import prepare
 
     check_writable("--json", options.json)
@@ -75,17 +78,23 @@ def _plan(options: argparse.Namespace, rest: list[str], arguments: list[str]) ->
     links = resolve_links(options.links, options.hosts, options.ranks_per_host)
     ranks = links.ranks
     run, batches = _build_run(options, rest)
+    memory_limit = parse_bytes(options.memory) if options.memory else 0
     if options.large_scale:
         from paragan.cli.plan_large_scale import print_simulation
 
         return print_simulation(options, run, links)
     check_lanes(run, ranks)
+    strategies = _parse_strategies(options.strategies, ranks)
     prepared = prepare(run)
     resolved = prepared.run
     images = prepared.dataset
     profile, source = load_or_measure_profile(options.profile, resolved, images)
-    memory = parse_bytes(options.memory) if options.memory else memory_per_rank(profile, links.ranks_per_host)
-    plan = _compare_candidates(options, resolved, profile, links, memory, batches)
+    memory = memory_limit or memory_per_rank(profile, links.ranks_per_host)
+    if batches and not profile.noise_scale:
+        raise UsageError("--batch auto: the profile has no noise scale. Use --batch N, or another profile")
+    goal = Goal(resolved.kimg, options.price, memory, options.margin or DEFAULT_MARGIN)
+    candidates = strategies or default_candidates(ranks, profile, resolved.batch)
+    plan = compare_strategies(resolved, candidates, profile, links, ranks, goal, batches=batches)
     command = train_command(options, rest, plan, links, run)
     device = profile.device
     threads = "1 thread" if device.threads == 1 else f"{device.threads} threads"
@@ -140,22 +149,14 @@ def _build_run(options: argparse.Namespace, rest: list[str]) -> tuple[Run, tuple
     return run, tuple(run.batch * 2**i for i in range(5))
 
 
-def _compare_candidates(
-    options: argparse.Namespace, run: Run, profile: Profile, links: Links, memory: int, batches: tuple[int, ...]
-) -> Plan:
-    from paragan.plan.select.candidates import Candidate, default_candidates, parse_strategy
-    from paragan.plan.select.compare import DEFAULT_MARGIN, Goal, compare_strategies
+def _parse_strategies(text: str | None, ranks: int) -> list[Candidate]:
+    """Return the strategies to compare; none: those that suit the links."""
+    from paragan.plan.select.candidates import Candidate, parse_strategy
 
-    if batches and not profile.noise_scale:
-        raise UsageError("--batch auto: the profile has no noise scale. Use --batch N, or another profile")
-    goal = Goal(run.kimg, options.price, memory, options.margin or DEFAULT_MARGIN)
-    if options.strategies:
-        candidates = [Candidate(name, parse_strategy(name)) for name in options.strategies.split(",")]
-        for candidate in candidates:
-            candidate.strategy.check(links.ranks)
-    else:
-        candidates = default_candidates(links.ranks, profile, run.batch)
-    return compare_strategies(run, candidates, profile, links, links.ranks, goal, batches=batches)
+    candidates = [Candidate(name, parse_strategy(name)) for name in text.split(",")] if text else []
+    for candidate in candidates:
+        candidate.strategy.check(ranks)
+    return candidates
 
 
 # Output -------------------------------------------------------------------------------------------------

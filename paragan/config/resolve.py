@@ -86,12 +86,17 @@ def fill_strategy_defaults(run: Run) -> Run:
         return run
     strategy = run.strategy.with_recorded_fields()
     return dataclasses.replace(
-        run, strategy=strategy, g=resolve_optimizer(run.g, strategy), d=resolve_optimizer(run.d, strategy)
+        run, strategy=strategy, g=resolve_optimizer("g", run.g, strategy), d=resolve_optimizer("d", run.d, strategy)
     )
 
 
-def resolve_optimizer(player_optim: PlayerOptim, strategy: AnyStrategy) -> PlayerOptim:
+def resolve_optimizer(section: str, player_optim: PlayerOptim, strategy: AnyStrategy) -> PlayerOptim:
     """Return how a player learns under a strategy that requires an optimizer or a wrapper.
+
+    Args:
+        section: of the run that has these settings, "g" or "d".
+        player_optim: the settings.
+        strategy: may require others.
 
     Raises:
         UsageError: if the player's own settings contradict the strategy.
@@ -100,12 +105,16 @@ def resolve_optimizer(player_optim: PlayerOptim, strategy: AnyStrategy) -> Playe
     wrapper = player_optim.optimizer_wrapper
     if strategy.requires_sgd:
         if optimizer.name not in ("adam", "sgd", "rmsprop"):
-            raise UsageError(f"optimizer={optimizer.name}: strategy.paper_update=true is gradient descent. Use sgd.")
+            raise UsageError(
+                f"{section}.optimizer={optimizer.name}: strategy.paper_update=true is gradient descent. Use "
+                f"--{section}.optimizer=sgd, or --strategy.paper_update=false."
+            )
         if optimizer.name != "sgd" or optimizer.momentum:
             optimizer = SGD(lr=optimizer.lr)
         if wrapper not in ("auto", "none"):
             raise UsageError(
-                f"optimizer_wrapper={wrapper}: strategy.paper_update=true is optimistic by itself. Use none."
+                f"{section}.optimizer_wrapper={wrapper}: strategy.paper_update=true is optimistic by itself. Use "
+                f"--{section}.optimizer_wrapper=none."
             )
     if wrapper == "auto":
         wrapper = strategy.optimizer_wrapper
@@ -116,8 +125,8 @@ def resolve_optimizer(player_optim: PlayerOptim, strategy: AnyStrategy) -> Playe
         extrapolation = None
     else:
         raise UsageError(
-            f"extrapolation={extrapolation}: is for optimizer_wrapper=optimistic, not {wrapper}. Use "
-            "extrapolation=null."
+            f"{section}.extrapolation={extrapolation}: is for optimizer_wrapper=optimistic, not {wrapper}. Use "
+            f"--{section}.extrapolation=null."
         )
     return dataclasses.replace(
         player_optim, optimizer=optimizer, optimizer_wrapper=wrapper, extrapolation=extrapolation

@@ -59,6 +59,18 @@ def build_run(
     return run, [line for line in run.reasons if line not in before]
 
 
+def _check_gradient_descent(policy_name: str, run: Run) -> None:
+    optimizers = {"g": run.g.optimizer.name, "d": run.d.optimizer.name}
+    others = {name: optimizer for name, optimizer in optimizers.items() if optimizer != "sgd"}
+    if others:
+        given = " and ".join(f"{name.upper()} {optimizer}" for name, optimizer in others.items())
+        remedy = " and ".join(f"--{name}.optimizer=sgd" for name in others)
+        raise UsageError(
+            f"--policy {policy_name}: gives {given}, and --strategy.paper_update=true moves by gradient descent. "
+            f"Leave --policy out, or set {remedy}"
+        )
+
+
 def _apply_policy(
     base: dict[str, Any], overrides: Sequence[tuple[str, str]], policy_name: str
 ) -> tuple[Run, list[str]]:
@@ -74,12 +86,8 @@ def _apply_policy(
     also = {name: value for name, value in policy.settings.items() if not (others and name.startswith("nets"))}
     rest = [setting for setting in overrides if setting not in by_name]
     run = from_dict(Run, apply_overrides(base | policy_fields, [*by_name, *to_cli_args(also), *rest]))
-    for name, side in (("g", run.g), ("d", run.d)):
-        if run.strategy.requires_sgd and side.optimizer.name != "sgd":
-            raise UsageError(
-                f"--policy {policy_name}: gives {name.upper()} {side.optimizer.name}, and --strategy.paper_update=true "
-                f"moves by gradient descent. Leave --policy out, or set --{name}.optimizer=sgd"
-            )
+    if run.strategy.requires_sgd:
+        _check_gradient_descent(policy_name, run)
     user_fields = [name for name, _, _ in diff(policy_fields, {name: to_dict(run)[name] for name in policy_fields})]
     user_fields += [name for name, value in also.items() if _tag_of(_nested_value(to_dict(run), name)) != value]
     user_fields += ["nets"] if others else []

@@ -159,7 +159,7 @@ def build_player(
         weight_clip: limit of D's weights, where the objective clips them (Wasserstein).
     """
     train_mode(net)
-    player_optim = resolve_optimizer(player_optim, run.strategy)
+    player_optim = resolve_optimizer(name.lower(), player_optim, run.strategy)
     player = Player(
         name,
         net,

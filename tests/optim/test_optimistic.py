@@ -134,5 +134,5 @@ def test_extrapolation_defaults_to_that_of_the_strategy(settings, expected):
 
 
 def test_extrapolation_without_the_optimistic_wrapper_is_rejected():
-    with pytest.raises(UsageError, match=r"extrapolation=3\.0: is for optimizer_wrapper=optimistic, not none"):
+    with pytest.raises(UsageError, match=r"g.extrapolation=3\.0: is for optimizer_wrapper=optimistic, not none"):
         fill_strategy_defaults(tiny_run.make_run("strategy=sync", "g.extrapolation=3"))
