@@ -217,7 +217,7 @@ DIGITS_CASES = [
     Case("--g.optimizer_wrapper=none --g.extrapolation=3", "Use --g.extrapolation=null", ("--g.extrapolation=null",)),
     Case("--strategy=per-label --distill_from=LABELS", "Leave one of them out", ("~distill_from", "~strategy")),
     Case(
-        "--on_divergence=rollback --health=off",
+        "--on-divergence=rollback --health=off",
         "Use --health=on, or --on-divergence=none",
         ("--health=on", "--on-divergence=none"),
     ),

@@ -54,8 +54,8 @@ def _check_rollback(run: Run, ranks: int) -> None:
     """A rollback needs all ranks."""
     if not run.health.enabled:
         raise UsageError(
-            "--on-divergence=rollback: needs the health monitor, which is off. Use --health=on, or "
-            "--on-divergence=none."
+            "--on-divergence=rollback: needs the health monitor, which --health=off disables. Use --health=on, "
+            "or --on-divergence=none."
         )
     if ranks > 1 and run.strategy.survives_rank_loss:
         name = run.strategy.name
