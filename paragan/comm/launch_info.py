@@ -17,6 +17,8 @@ UNREAD_LAUNCHERS = (
     ("JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE"),  # jsrun
     ("FLUX_TASK_RANK", "FLUX_JOB_SIZE"),  # Flux
 )
+UNREAD_LOCAL = ("MPI_LOCALRANKID", "MPI_LOCALNRANKS")  # the same among the ranks of a host: Hydra of MPICH
+UNREAD_RANK = "PMIX_RANK"  # of a launcher that speaks PMIx, such as prun; the number of ranks is in no variable
 
 
 @dataclass(frozen=True)
@@ -69,16 +71,25 @@ class LaunchInfo:
 
 def _require_known_launcher(env: Mapping[str, str], info: LaunchInfo) -> None:
     """Raise UsageError if a launcher that is not read counts other ranks than `info`."""
-    for rank_name, size_name in UNREAD_LAUNCHERS:
+    counts = [(*names, info.rank, info.size) for names in UNREAD_LAUNCHERS]
+    counts.append((*UNREAD_LOCAL, info.local_rank, info.local_size))
+    for rank_name, size_name, known_rank, known_size in counts:
         size = env.get(size_name, "")
         rank = env.get(rank_name, "")
-        if size.isdigit() and int(size) > 1 and (rank, size) != (str(info.rank), str(info.size)):
-            raise UsageError(
-                f"{size_name}={size}: its launcher is not read, and each of the {size} processes would train the same "
-                "run. Set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT from it, or start with torchrun, srun or "
-                "--ranks N",
-                same_on_all_ranks=False,
-            )
+        if size.isdigit() and int(size) > 1 and (rank, size) != (str(known_rank), str(known_size)):
+            raise _unread_launcher_error(f"{size_name}={size}", f"each of the {size} processes")
+    rank = env.get(UNREAD_RANK, "")
+    has_size = any(env.get(size_name) for _, size_name in UNREAD_LAUNCHERS) or info.variables
+    if rank.isdigit() and (rank != str(info.rank) or not has_size):
+        raise _unread_launcher_error(f"{UNREAD_RANK}={rank}", "each of its processes")
+
+
+def _unread_launcher_error(variable: str, processes: str) -> UsageError:
+    return UsageError(
+        f"{variable}: its launcher is not read, and {processes} would train the same run. Set RANK, WORLD_SIZE, "
+        "MASTER_ADDR and MASTER_PORT from it, or start with torchrun, srun or --ranks N",
+        same_on_all_ranks=False,
+    )
 
 
 def _read_int(env: Mapping[str, str], name: str, default: int | None = None) -> int:

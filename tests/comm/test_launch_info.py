@@ -7,7 +7,7 @@ import socket
 import pytest
 
 import tiny_run
-from paragan.comm.launch_info import UNREAD_LAUNCHERS, LaunchInfo, _first_host
+from paragan.comm.launch_info import UNREAD_LAUNCHERS, UNREAD_LOCAL, LaunchInfo, _first_host
 from paragan.comm.process_group import CommunicationError
 from paragan.comm.rendezvous import rendezvous
 from paragan.core.errors import UsageError
@@ -41,7 +41,7 @@ def test_torchrun_precedes_slurm():
     assert LaunchInfo.from_environment(env).rank == 6
 
 
-@pytest.mark.parametrize(("rank", "size"), UNREAD_LAUNCHERS)
+@pytest.mark.parametrize(("rank", "size"), [*UNREAD_LAUNCHERS, UNREAD_LOCAL])
 def test_launchers_that_are_not_read_are_refused(rank, size):
     with pytest.raises(UsageError, match=f"{size}=4: its launcher is not read.* Set RANK, WORLD_SIZE") as refusal:
         LaunchInfo.from_environment({rank: "1", size: "4"})
@@ -50,8 +50,26 @@ def test_launchers_that_are_not_read_are_refused(rank, size):
         LaunchInfo.from_environment({rank: "1", size: "4", "SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "0"})
     assert LaunchInfo.from_environment({rank: "0", size: "1"}) == LaunchInfo()
     as_srun = {rank: "1", size: "4", "SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "1"}
-    assert LaunchInfo.from_environment(as_srun) == LaunchInfo(1, 4, 0, 1)
+    as_srun |= {"SLURM_LOCALID": "1", "SLURM_STEP_TASKS_PER_NODE": "4"}
+    assert LaunchInfo.from_environment(as_srun) == LaunchInfo(1, 4, 1, 4)
     assert LaunchInfo.from_environment({rank: "1", size: "4", "RANK": "0", "WORLD_SIZE": "1"}) == LaunchInfo()
+
+
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_a_rank_of_pmix_among_an_unknown_number_is_refused(rank):
+    with pytest.raises(UsageError, match=f"PMIX_RANK={rank}: its launcher is not read") as refusal:
+        LaunchInfo.from_environment({"PMIX_RANK": rank})
+    assert not refusal.value.same_on_all_ranks
+    as_srun = {"PMIX_RANK": rank, "SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": rank}
+    assert LaunchInfo.from_environment(as_srun).rank == int(rank)
+    with pytest.raises(UsageError, match=f"PMIX_RANK={rank}"):
+        LaunchInfo.from_environment(as_srun | {"SLURM_PROCID": str(1 - int(rank))})
+    assert LaunchInfo.from_environment({"PMIX_RANK": rank, "RANK": "0", "WORLD_SIZE": "1"}) == LaunchInfo()
+
+
+def test_a_single_process_of_open_mpi_is_a_single_process():
+    alone = {"PMIX_RANK": "0", "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1", "MPI_LOCALNRANKS": "1"}
+    assert LaunchInfo.from_environment(alone) == LaunchInfo()
 
 
 @pytest.mark.parametrize(
