@@ -31,11 +31,12 @@ def make_spec(options: DataOptions, dataset: Dataset) -> Spec:
 
 def load_dataset(options: DataOptions) -> Dataset:
     """Load the data that a run asks for. Raises UsageError if they cannot be read."""
+    has_labels = options.labels or options.only_class is not None
     dataset = load_data(
         options.path,
         resolution=options.resolution or None,
         channels=options.channels or None,
-        labels=options.labels or options.only_class is not None,
+        labels=has_labels and (options.label_key or True),
         cache=options.cache,
         max_bad_fraction=options.max_bad_fraction,
         remote=options.remote,

@@ -86,6 +86,7 @@ class DataOptions:
     resolution : images are cropped to a square and resized to this (0: chosen from the data)
     channels   : 1 grey, 3 RGB (0: chosen from the data)
     labels     : whether G and D are conditioned on the class
+    label_key  : the key or column that holds the labels, where a data set has several (empty: the usual one)
     mirror     : flip every second image left to right
     only_class : train on the images of this class only, by its number (null: all); G and D are then unconditional
     cache      : decode all images into memory, or stream them (auto: local data of at most 2 GiB are kept in memory)
@@ -98,6 +99,7 @@ class DataOptions:
     resolution: NonNegativeInt = 0
     channels: Literal[0, 1, 3] = 0
     labels: bool = True
+    label_key: str = ""
     mirror: bool = False
     only_class: NonNegativeInt | None = None
     cache: CacheMode = "auto"

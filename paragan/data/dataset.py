@@ -20,7 +20,7 @@ from paragan.data.decode import DecodeFailure, Header, parallel_map, read_header
 from paragan.data.formats.array import to_float32
 from paragan.data.formats.class_labels import check_labels, resolve_class_names
 from paragan.data.open_source import open_source
-from paragan.data.source import DecodeError, Source
+from paragan.data.source import DecodeError, LabelChoice, Source
 from paragan.data.storage.filesystem import RemoteOptions, printable, redact_url
 from paragan.data.streaming import StreamingImages
 
@@ -164,7 +164,7 @@ def load_data(
     *,
     resolution: int | None,
     channels: int | None = None,
-    labels: bool = True,
+    labels: LabelChoice = True,
     cache: CacheMode = "auto",
     max_bad_fraction: float = MAX_BAD_FRACTION,
     remote: RemoteOptions | None = None,
@@ -181,7 +181,7 @@ def load_data(
             from 8 on), else the power of two at or above the median of the short sides, at least 8 and at most 64. Of
             more than HEADER_SAMPLE images an even sample decides.
         channels: C. None takes 1 if every image is grey, else 3.
-        labels: False drops labels and classes.
+        labels: False drops labels and classes; a str is the key or column that holds them.
         cache: `memory` decodes all images now, `stream` each when it is needed; `auto` is memory for local images of
             at most MAX_AUTO_CACHE_BYTES.
         max_bad_fraction: of all images may be bad.
@@ -213,7 +213,7 @@ def _build_dataset(
     source: Source,
     resolution: int | None,
     channels: int | None,
-    labels: bool,
+    labels: LabelChoice,
     cache: CacheMode,
     max_bad_fraction: float,
 ) -> Dataset:

@@ -16,7 +16,7 @@ from paragan.data.formats.image_folder import format_extensions, open_image_fold
 from paragan.data.formats.npz import read_npy, read_npz
 from paragan.data.formats.webdataset import is_shard_pattern, list_shards, open_from_index, open_tar_shards
 from paragan.data.formats.zip_archive import open_zip
-from paragan.data.source import IMAGE_FORMATS, Source
+from paragan.data.source import IMAGE_FORMATS, LabelChoice, Source
 from paragan.data.storage.filesystem import (
     FileSystem,
     RemoteOptions,
@@ -36,13 +36,13 @@ SOURCE_FORMATS_HINT = (
 MAX_OUTER_FOLDERS = 4  # around the folder that holds the data
 
 
-def open_source(location: str, remote: RemoteOptions | None = None, *, labels: bool = True) -> Source:
+def open_source(location: str, remote: RemoteOptions | None = None, *, labels: LabelChoice = True) -> Source:
     """Open a data set.
 
     Args:
         location: the word `digits`, a path, an address, or a pattern of tar shards.
         remote: options for remote storage.
-        labels: False does not read labels.
+        labels: False does not read labels; a str is the key or column that holds them.
 
     Raises:
         UsageError: it does not exist, or is not a data set of a supported format.
@@ -50,6 +50,7 @@ def open_source(location: str, remote: RemoteOptions | None = None, *, labels: b
     if not location:
         raise UsageError(f"data: no location is given. Give {SOURCE_FORMATS_HINT}")
     if location == "digits":
+        _without_key(labels, location)
         return load_digits()
     require_credentials(location)
     exists = is_url(location) or Path(location).exists()
@@ -70,7 +71,7 @@ def _join_location(location: str, folder: str) -> str:
     return f"{address.rstrip('/')}/{quote(folder, errors='surrogateescape') if is_http else folder}/{mark}{query}"
 
 
-def _open_pattern(location: str, remote: RemoteOptions | None, labels: bool) -> Source:
+def _open_pattern(location: str, remote: RemoteOptions | None, labels: LabelChoice) -> Source:
     display_name = printable(redact_url(location))
     folder, _, pattern = location.rpartition("/")
     if is_shard_pattern(folder):
@@ -85,28 +86,28 @@ def _open_pattern(location: str, remote: RemoteOptions | None, labels: bool) -> 
             f"or {SOURCE_FORMATS_HINT}"
         )
     fs, _ = open_location(f"{folder}/" if folder or location.startswith("/") else ".", remote)
-    return open_tar_shards(fs, pattern, remote, labels=labels)
+    return open_tar_shards(fs, pattern, remote, labels=_without_key(labels, display_name))
 
 
 def _open_folder(
-    fs: FileSystem, location: str, remote: RemoteOptions | None, labels: bool, num_outer_folders: int = 0
+    fs: FileSystem, location: str, remote: RemoteOptions | None, labels: LabelChoice, num_outer_folders: int = 0
 ) -> Source:
     """Open a folder, or the one around which it lies: the only folder of a folder without images is no class."""
     try:
         listing = fs.list_dir()
     except UsageError:  # a server that does not list folders
-        source = open_from_index(fs, remote, labels=labels) if fs.is_remote else None
+        source = open_from_index(fs, remote, labels=_without_key(labels, fs.location)) if fs.is_remote else None
         if source is None:
             raise
         return source
     if is_hf_dataset(listing):
         return open_hf_dataset(fs, listing, labels=labels)
     if DATASET_JSON in listing.files:
-        return open_labelled_folder(fs, listing, labels=labels)
+        return open_labelled_folder(fs, listing, labels=_without_key(labels, fs.location))
     if list_shards(listing):
-        return open_tar_shards(fs, "*.tar", remote, labels=labels)
+        return open_tar_shards(fs, "*.tar", remote, labels=_without_key(labels, fs.location))
     if is_cifar(listing):
-        return open_cifar(fs, listing, labels=labels)
+        return open_cifar(fs, listing, labels=_without_key(labels, fs.location))
     is_outer = len(listing.folders) == 1 and not any(map(is_image, listing.files))
     if is_outer and num_outer_folders < MAX_OUTER_FOLDERS:
         inner = _join_location(location, listing.folders[0])
@@ -118,24 +119,34 @@ def _open_folder(
     return open_image_folder(fs, listing)
 
 
-def _open_file(fs: FileSystem, name: str, remote: RemoteOptions | None, labels: bool) -> Source:
+def _open_file(fs: FileSystem, name: str, remote: RemoteOptions | None, labels: LabelChoice) -> Source:
     suffix = Path(name).suffix.lower()
     path = fs.display_path(name)
     if suffix == ".npz":
         return read_npz(fs, name, labels=labels)
     if suffix == ".npy":
+        _without_key(labels, path)
         return read_npy(fs, name)
     if suffix == ".zip":
         return open_zip(fs, name, labels=labels)
     if suffix in (".h5", ".hdf5"):
         return open_hdf5(fs, name, labels=labels)
     if suffix == ".tar":
-        return open_tar_shards(fs, name, remote, labels=labels)
+        return open_tar_shards(fs, name, remote, labels=_without_key(labels, path))
     if suffix in IMAGE_FORMATS:
         raise UsageError(f"data: {path} is one image. Give its folder, {fs.location}")
     raise UsageError(
         f"data: {path} has {format_extensions([name])}, which is not a supported format. Give {SOURCE_FORMATS_HINT}"
     )
+
+
+def _without_key(labels: LabelChoice, location: str) -> bool:
+    """Return whether labels are read, of a format that has one place for them."""
+    if isinstance(labels, str):
+        raise UsageError(
+            f"data.label_key={printable(labels)}: {location} has no keys or columns to choose from. Leave it out"
+        )
+    return labels
 
 
 def _missing_message(path: Path) -> str:

@@ -9,6 +9,8 @@ import numpy as np
 
 from paragan.core.errors import UsageError
 
+LabelChoice = bool | str  # whether labels are read, or the key (or column) that holds them
+
 Record = bytes | np.ndarray  # an encoded image (a whole PNG, JPEG, ... file), or pixels uint8 [H, W] or [H, W, C]
 
 IMAGE_FORMATS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".webp": "WEBP", ".bmp": "BMP"}

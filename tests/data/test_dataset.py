@@ -290,6 +290,38 @@ def test_npz_without_names_counts_classes_and_without_labels_has_none(tmp_path):
     assert "ignored keys: extra" in plain.describe()
 
 
+@pytest.mark.parametrize("key", ["label", "y", "y_train", "targets", "target", "Labels"])
+def test_npz_labels_have_other_usual_keys(tmp_path, key):
+    labels = [2, 0, 1]
+    where = npz(tmp_path / "a.npz", images=noise(3, 8, 8), **{key: labels})
+    result = load_data(where, resolution=8)
+    assert result.labels is not None
+    assert result.labels.tolist() == labels
+    assert f"labels of key {key}" in result.notes
+    both = npz(tmp_path / "b.npz", images=noise(3, 8, 8), **{key: labels}, Target=[0, 1, 0])
+    assert "has several labels (" in usage_message(both)
+    chosen = load_data(both, resolution=8, labels="Target")
+    assert chosen.labels is not None
+    assert chosen.labels.tolist() == [0, 1, 0]
+    assert "data.label_key=z: " in usage_message(both, labels="z")
+    assert load_data(both, resolution=8, labels=False).labels is None
+
+
+def test_the_key_of_labels_is_refused_where_there_is_no_choice(tmp_path):
+    put(tmp_path / "cat" / "a.png")
+    put(tmp_path / "dog" / "a.png")
+    for where in ("digits",):
+        assert "data.label_key=y: " in usage_message(where, labels="y")
+
+
+@pytest.mark.parametrize("key", ["lables", "classs"])
+def test_misspelled_labels_can_be_left_out(tmp_path, key):
+    where = npz(tmp_path / "a.npz", images=noise(3, 8, 8), **{key: [0, 1, 2]})
+    assert f"has {key}, which should be called" in usage_message(where)
+    assert "or use --data.labels=false" in usage_message(where)
+    assert load_data(where, resolution=8, labels=False).labels is None
+
+
 def test_labels_that_are_dropped_need_not_be_valid(tmp_path):
     where = npz(tmp_path / "a.npz", images=noise(3, 8, 8), labels=[0.5, -1.0])
     assert load_data(where, resolution=8, labels=False).labels is None
@@ -457,7 +489,7 @@ def test_an_npz_that_claims_more_than_memory_is_refused_unread(tmp_path):
     [
         ({"x_train": noise(2, 8, 8), "y": [0, 1]}, "has no images; found x_train, y; expected images"),
         ({}, "has no images; found nothing"),
-        ({"images": noise(2, 8, 8), "label": [0, 1]}, "has label, which should be called labels"),
+        ({"images": noise(2, 8, 8), "y": [0.5, 1]}, "y are float64, expected integers"),
         ({"images": noise(2, 8, 8), "classes": ["a"]}, "has classes but no labels"),
         ({"images": np.zeros((2, 8, 8))}, "images are float64, expected uint8 in 0..255: (images * 255)"),
         ({"images": np.zeros((2, 8, 8), np.int64)}, "images.astype(np.uint8)"),

@@ -2,12 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
 
 from paragan.core.errors import UsageError
-from paragan.data.storage.filesystem import printable
+from paragan.data.source import LabelChoice
+from paragan.data.storage.filesystem import abbreviate, printable
+
+LABEL_KEYS = ("labels", "label", "y", "y_train", "targets", "target", "class")  # of arrays in one file
+
+
+def choose_label_key(keys: Collection[str], labels: LabelChoice, location: str) -> str | None:
+    """Return the key under which a file of arrays holds its labels; None without labels.
+
+    Args:
+        keys: those of the file.
+        labels: whether to read them, or the key.
+        location: what messages call the file.
+
+    Raises:
+        UsageError: there is no such key, or several could be meant.
+    """
+    if isinstance(labels, str):
+        return require_label_key(keys, labels, location)
+    if not labels:
+        return None
+    if LABEL_KEYS[0] in keys:
+        return LABEL_KEYS[0]
+    usual = sorted(key for key in keys if key.lower() in LABEL_KEYS)
+    if len(usual) > 1:
+        raise ambiguous_labels_error(usual, location)
+    return usual[0] if usual else None
+
+
+def require_label_key(keys: Collection[str], key: str, location: str) -> str:
+    """Return `key` if it is among the keys of a file or its columns.
+
+    Raises:
+        UsageError: it is not.
+    """
+    if key not in keys:
+        raise UsageError(
+            f"data.label_key={printable(key)}: {location} has only {abbreviate(sorted(keys), 10) or 'nothing'}. "
+            "Use one of them"
+        )
+    return key
+
+
+def ambiguous_labels_error(keys: Sequence[str], location: str) -> UsageError:
+    """Return the error for several keys or columns that may hold the labels."""
+    return UsageError(
+        f"data: {location} has several labels ({abbreviate(keys, 10)}). Choose with "
+        f"--data.label_key={printable(keys[0])}, or use --data.labels=false"
+    )
 
 
 def check_labels(labels: np.ndarray, location: str, num_classes: int | None) -> None:

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from paragan.core.errors import UsageError
-from paragan.data.formats.class_labels import check_labels, resolve_class_names
+from paragan.data.formats.class_labels import check_labels, choose_label_key, resolve_class_names
 from paragan.data.formats.read_span import MAX_RECORD_BYTES, FileStamp, read_span
-from paragan.data.source import DecodeError
+from paragan.data.source import DecodeError, LabelChoice
 from paragan.data.storage.filesystem import FileSystem, abbreviate, format_error, printable
 
 EXPECTED_KEYS = (
@@ -124,7 +124,7 @@ class Hdf5Source:
                 yield str(error).encode()
 
 
-def open_hdf5(fs: FileSystem, name: str, *, labels: bool = True) -> Hdf5Source:
+def open_hdf5(fs: FileSystem, name: str, *, labels: LabelChoice = True) -> Hdf5Source:
     """Open the data set in the HDF5 file `name`. Links to other files are not followed.
 
     Raises:
@@ -145,9 +145,15 @@ def open_hdf5(fs: FileSystem, name: str, *, labels: bool = True) -> Hdf5Source:
         key, images = _find_images(file, path, fs.size(name))
         channels_first = len(images.shape) == 4 and images.shape[3] not in (1, 3)
         names = _read_classes(file, path, fs.size(name))
-        numbers = _read_labels(file, path, images.shape[0], fs.size(name), len(names) or None) if labels else None
+        keys = _list_keys(file, path)
+        label_key = choose_label_key(keys - {key}, labels, path)
+        numbers: np.ndarray | None = None
         notes: list[str] = []
-        ignored = _list_keys(file, path) - {key, "labels"} - ({"classes"} if names else set())
+        if label_key:
+            numbers = _read_labels(file, path, label_key, images.shape[0], fs.size(name), len(names) or None)
+        if label_key not in (None, "labels"):
+            notes.append(f"labels of key {label_key}")
+        ignored = keys - {key, "labels", label_key} - ({"classes"} if names else set())
         if ignored:
             notes.append(f"ignored keys: {_abbreviate_keys(ignored)}")
         if images.chunks and images.chunks[0] > 1 and images.compression:
@@ -224,27 +230,32 @@ def _find_images(file: Any, location: str, size: int) -> tuple[str, Any]:
 
 
 def _read_classes(file: Any, location: str, size: int) -> tuple[str, ...]:
-    """Return the names of the classes, if `classes` holds unique UTF-8 strings of fixed width; else ()."""
+    """Return the names of the classes, if `classes` holds unique UTF-8 strings; else ()."""
     if "classes" not in _list_keys(file, location):
         return ()
+    import h5py
+
     dataset = _checked_dataset(file, location, "classes", size)
-    if dataset.dtype.kind != "S" or len(dataset.shape) != 1:
+    is_text = dataset.dtype.kind == "S" or h5py.check_string_dtype(dataset.dtype) is not None
+    if not is_text or len(dataset.shape) != 1:
         return ()
     with _reraise_as_usage_error(location):
         names = tuple(printable(name.decode(errors="replace")) for name in dataset[:].tolist())
     return names if len(set(names)) == len(names) else ()
 
 
-def _read_labels(file: Any, location: str, count: int, size: int, classes: int | None) -> np.ndarray | None:
-    if "labels" not in _list_keys(file, location):
-        return None
-    labels = _checked_dataset(file, location, "labels", size)
-    if labels.dtype.kind not in "iu":
+def _read_labels(file: Any, location: str, key: str, count: int, size: int, classes: int | None) -> np.ndarray:
+    labels = _checked_dataset(file, location, key, size)
+    if labels.dtype.kind not in "iub":
         raise UsageError(
-            f"data: {location}: labels are {labels.dtype}, expected integers. Write labels.astype('int64')"
+            f"data: {location}: {key} are {labels.dtype}, expected integers. Write {key}.astype('int64'), "
+            "or use --data.labels=false"
         )
     if labels.shape != (count,):
-        raise UsageError(f"data: {location}: labels are {list(labels.shape)}, expected [{count}], one an image")
+        raise UsageError(
+            f"data: {location}: {key} are {list(labels.shape)}, expected [{count}], one an image. Write them so, "
+            "or use --data.labels=false"
+        )
     with _reraise_as_usage_error(location):
         numbers = labels[:]
     check_labels(numbers, location, classes)

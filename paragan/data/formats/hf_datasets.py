@@ -11,11 +11,16 @@ from typing import Any
 import numpy as np
 
 from paragan.core.errors import UsageError
-from paragan.data.formats.class_labels import check_labels, default_class_names
+from paragan.data.formats.class_labels import (
+    ambiguous_labels_error,
+    check_labels,
+    default_class_names,
+    require_label_key,
+)
 from paragan.data.formats.read_span import MAX_RECORD_BYTES
 from paragan.data.formats.sample_label import label_of_value, number_labels
-from paragan.data.source import DecodeError
-from paragan.data.storage.filesystem import DirListing, FileSystem, format_error, printable
+from paragan.data.source import DecodeError, LabelChoice
+from paragan.data.storage.filesystem import DirListing, FileSystem, abbreviate, format_error, printable
 from paragan.data.storage.local import LocalFileSystem
 
 _STATE_FILE = "state.json"
@@ -25,6 +30,8 @@ _IMAGE_COLUMNS = ("image", "img")  # decide between several columns of images
 _LABEL_COLUMNS = (  # decide between several columns of classes
     *("label", "labels", "fine_label", "class", "class_name", "category", "cls", "target"),
 )
+_UNTYPED_LABEL_COLUMNS = (*_LABEL_COLUMNS, "class_id", "label_id", "targets", "y", "coarse_label")  # if none has a type
+_TWO_LEVELS = {"coarse_label", "fine_label"}  # of classes, as CIFAR-100 has them: neither is the usual one
 
 
 class ArrowSource:
@@ -36,20 +43,27 @@ class ArrowSource:
         labels: [N] int64, or None.
         classes: [K] names.
         fingerprint: identifies the data.
+        notes: lines for `describe`.
     """
 
     is_local = True
     array = None
-    notes: tuple[str, ...] = ()
 
     def __init__(
-        self, location: str, images: Any, labels: np.ndarray | None, classes: tuple[str, ...], fingerprint: bytes
+        self,
+        location: str,
+        images: Any,
+        labels: np.ndarray | None,
+        classes: tuple[str, ...],
+        fingerprint: bytes,
+        notes: tuple[str, ...] = (),
     ):
         self.location = location
         self.images = images
         self.labels = labels
         self.classes = classes
         self.fingerprint = fingerprint
+        self.notes = notes
 
     def __len__(self) -> int:
         return len(self.images)
@@ -80,7 +94,7 @@ def is_hf_dataset(listing: DirListing) -> bool:
     return _SPLITS_FILE in listing.files or {_STATE_FILE, _INFO_FILE} <= listing.files.keys()
 
 
-def open_hf_dataset(fs: FileSystem, listing: DirListing, *, labels: bool = True) -> ArrowSource:
+def open_hf_dataset(fs: FileSystem, listing: DirListing, *, labels: LabelChoice = True) -> ArrowSource:
     """Open the data set in a folder of `save_to_disk`; of several splits the one called train.
 
     Raises:
@@ -106,10 +120,15 @@ def open_hf_dataset(fs: FileSystem, listing: DirListing, *, labels: bool = True)
     table, features = _load_table(root, fs.location)
     column = _image_column(features, fs.location)
     fingerprint = repr([(name, fs.size(name)) for name in files]).encode() + fs.read(_STATE_FILE)
-    numbers, classes = _read_labels(table, features, fs.location) if labels else (None, ())
+    label_column = _label_column(features, labels, fs.location)
+    numbers, classes = _read_labels(table, features, label_column, fs.location) if label_column else (None, ())
+    others = [name for name in features if name not in (column, label_column)]
+    notes = (f"ignored columns: {abbreviate(others, 10)}",) if others else ()
+    if label_column:
+        notes = (f"labels of column {printable(label_column)}", *notes)
     if not len(table):
         raise UsageError(f"data: {fs.location} has no image. Give at least one")
-    return ArrowSource(fs.location, table.column(column), numbers, classes, fingerprint)
+    return ArrowSource(fs.location, table.column(column), numbers, classes, fingerprint, notes)
 
 
 def _data_files(fs: FileSystem, listing: DirListing) -> list[str]:
@@ -163,33 +182,39 @@ def _image_column(features: Any, location: str) -> str:
     )
 
 
-def _label_column(features: Any, location: str) -> str | None:
-    """Return the column of class labels: a ClassLabel, else the column with a usual name, else None."""
+def _label_column(features: Any, labels: LabelChoice, location: str) -> str | None:
+    """Return the column of class labels: the one that is asked for, else a ClassLabel, else one with a usual name."""
+    if isinstance(labels, str):
+        return require_label_key(list(features), labels, location)
+    if not labels:
+        return None
     columns = [name for name, feature in features.items() if type(feature).__name__ == "ClassLabel"]
     if len(columns) == 1:
         return columns[0]
-    for name in _LABEL_COLUMNS:
-        if name in columns:
-            return name
-    if columns:
-        raise UsageError(
-            f"data: {location} has several columns of classes ({_format_columns(features)}): call one of them label"
-        )
-    return next((name for name in _LABEL_COLUMNS if name in features), None)
+    candidates = {name.lower(): name for name in reversed(columns or list(features))}
+    names = _LABEL_COLUMNS if columns else _UNTYPED_LABEL_COLUMNS
+    usual = [candidates[name] for name in names if name in candidates]
+    if columns and not usual:
+        raise ambiguous_labels_error(columns, location)
+    if candidates.keys() >= _TWO_LEVELS and candidates.keys().isdisjoint(_LABEL_COLUMNS[:2]):
+        raise ambiguous_labels_error([candidates[name] for name in sorted(_TWO_LEVELS)], location)
+    return usual[0] if usual else None
 
 
-def _read_labels(table: Any, features: Any, location: str) -> tuple[np.ndarray | None, tuple[str, ...]]:
-    column = _label_column(features, location)
-    if column is None:
-        return None, ()
+def _read_labels(table: Any, features: Any, column: str, location: str) -> tuple[np.ndarray, tuple[str, ...]]:
     values = table.column(column)
     if values.null_count:
         raise UsageError(
-            f"data: {location}: {values.null_count:,} of {len(values):,} images have no {column}: filter them out"
+            f"data: {location}: {values.null_count:,} of {len(values):,} images have no {column}: filter them out, "
+            "or use --data.labels=false"
         )
+    dtype = str(getattr(features[column], "dtype", ""))
     names = tuple(getattr(features[column], "names", None) or ())
-    if names or str(getattr(features[column], "dtype", "")).lstrip("u").startswith("int"):
+    if names or dtype.lstrip("u").startswith("int"):
         labels = values.to_numpy().astype(np.int64)
+    elif dtype == "bool":
+        labels = values.to_numpy().astype(np.int64)
+        names = ("false", "true")
     else:
         parsed = [label_of_value(value) for value in values.to_pylist()]
         if None in parsed:

@@ -21,8 +21,9 @@ import numpy as np
 from paragan.core.errors import UsageError
 from paragan.data.decode import check_fits_memory
 from paragan.data.formats.array import ArraySource, to_float32
-from paragan.data.formats.class_labels import check_labels, resolve_class_names
+from paragan.data.formats.class_labels import check_labels, choose_label_key, resolve_class_names
 from paragan.data.formats.read_span import FileStamp, read_span
+from paragan.data.source import LabelChoice
 from paragan.data.storage.filesystem import FileSystem, abbreviate, format_error, printable
 
 EXPECTED_KEYS = (
@@ -85,8 +86,10 @@ class MmapSource(ArraySource):
         return np.frombuffer(data, np.uint8).reshape(shape)
 
 
-def read_npz(fs: FileSystem, name: str, *, labels: bool = True) -> ArraySource:
+def read_npz(fs: FileSystem, name: str, *, labels: LabelChoice = True) -> ArraySource:
     """Read the data set in the npz `name`: `images`, or numbers `x`; with `labels` also its labels and classes.
+
+    Labels are called `labels`, or have another usual key, or the key that `labels` names.
 
     Large uncompressed images are memory-mapped rather than read; their checksum is not verified then.
 
@@ -98,21 +101,26 @@ def read_npz(fs: FileSystem, name: str, *, labels: bool = True) -> ArraySource:
     stamp = FileStamp(fs, name)
     with _open_archive(fs, name) as archive:
         keys = _list_keys(archive, path)
+        label_key = choose_label_key(keys, labels, path)
+        if labels:
+            _check_spelling(keys, label_key, path)
         images, fingerprint = (
             _read_images(archive, path, fs, name) if "images" in keys else (_read_x(archive, path), b"")
         )
-        if labels and "classes" in keys and "labels" not in keys:
+        if labels and "classes" in keys and label_key is None:
             raise UsageError(f"data: {path} has classes but no labels: add labels, integers [{len(images)}]")
         numbers: np.ndarray | None = None
         classes: tuple[str, ...] = ()
-        if labels and "labels" in keys:
+        if label_key is not None:
             classes = _read_classes(archive, path) if "classes" in keys else ()
-            numbers = _read_labels(archive, path, len(images))
+            numbers = _read_labels(archive, path, label_key, len(images))
             check_labels(numbers, path, len(classes) or None)
             classes = resolve_class_names(numbers, classes)
             numbers = numbers.astype(np.int64)
-    ignored = _ignored_keys(keys)
+    ignored = _ignored_keys(keys, label_key)
     notes = (f"ignored keys: {abbreviate(ignored, 10)}",) if ignored else ()
+    if label_key not in (None, "labels"):
+        notes = (f"labels of key {printable(label_key)}", *notes)
     if isinstance(images, np.memmap):
         return MmapSource(stamp, fs, name, images, numbers, classes, notes, fingerprint)
     return ArraySource(path, images, numbers, classes, notes, fingerprint)
@@ -147,17 +155,24 @@ def _list_keys(archive: zipfile.ZipFile, location: str) -> list[str]:
         raise UsageError(
             f"data: {location} has no images; found {abbreviate(keys, 10) or 'nothing'}; expected {EXPECTED_KEYS}"
         )
-    for key in ("labels", "classes"):
-        similar = difflib.get_close_matches(key, _ignored_keys(keys), n=1)
-        if similar and key not in keys:
-            raise UsageError(
-                f"data: {location} has {printable(similar[0])}, which should be called {key}; expected {EXPECTED_KEYS}"
-            )
     return keys
 
 
-def _ignored_keys(keys: Sequence[str]) -> tuple[str, ...]:
-    return tuple(key for key in keys if key not in ("images", "x", "labels", "classes"))
+def _check_spelling(keys: Sequence[str], label_key: str | None, location: str) -> None:
+    """Raise UsageError for a key that looks like labels or classes, which are missing."""
+    for key in ("labels", "classes"):
+        if key in keys or (key == "labels" and label_key):
+            continue
+        similar = difflib.get_close_matches(key, _ignored_keys(keys, label_key), n=1)
+        if similar:
+            raise UsageError(
+                f"data: {location} has {printable(similar[0])}, which should be called {key}; expected "
+                f"{EXPECTED_KEYS}; or use --data.labels=false"
+            )
+
+
+def _ignored_keys(keys: Sequence[str], label_key: str | None) -> tuple[str, ...]:
+    return tuple(key for key in keys if key not in ("images", "x", "labels", "classes", label_key))
 
 
 def _read_images(archive: zipfile.ZipFile, location: str, fs: FileSystem, name: str) -> tuple[np.ndarray, bytes]:
@@ -201,20 +216,26 @@ def _member_data_offset(fs: FileSystem, name: str, info: zipfile.ZipInfo) -> int
     return info.header_offset + 30 + sum(lengths)
 
 
-def _read_labels(archive: zipfile.ZipFile, location: str, count: int) -> np.ndarray:
+def _read_labels(archive: zipfile.ZipFile, location: str, key: str, count: int) -> np.ndarray:
     """Return the labels [N] of any integer type."""
-    header = _read_header(archive, location, "labels")
+    header = _read_header(archive, location, key)
     shape = header.shape
     dtype = header.dtype
-    if dtype.kind not in "iu":
-        raise UsageError(f"data: {location}: labels are {dtype}, expected integers: labels.astype(np.int64)")
+    without = "or use --data.labels=false"
+    name = printable(key)
+    if dtype.kind not in "iub":
+        raise UsageError(f"data: {location}: {name} are {dtype}, expected integers: {name}.astype(np.int64), {without}")
     if len(shape) != 1:
-        remedy = "labels.argmax(1)" if len(shape) == 2 and shape[1] > 1 else "labels.reshape(-1)"
-        raise UsageError(f"data: {location}: labels are {list(shape)}, expected [{count}], one an image: {remedy}")
+        remedy = f"{name}.argmax(1)" if len(shape) == 2 and shape[1] > 1 else f"{name}.reshape(-1)"
+        raise UsageError(
+            f"data: {location}: {name} are {list(shape)}, expected [{count}], one an image: {remedy}, {without}"
+        )
     if shape[0] != count:
-        raise UsageError(f"data: {location}: {shape[0]:,} labels for {count:,} images. Give one label an image")
-    _check_array_fits_memory(header, location, "labels")
-    return _read_array(archive, location, "labels")
+        raise UsageError(
+            f"data: {location}: {shape[0]:,} {name} for {count:,} images. Give one label an image, {without}"
+        )
+    _check_array_fits_memory(header, location, key)
+    return _read_array(archive, location, key)
 
 
 def _read_classes(archive: zipfile.ZipFile, location: str) -> tuple[str, ...]:

@@ -91,6 +91,39 @@ def test_invalid_files_are_refused_with_the_reason(tmp_path, arrays, expected):
     assert str(tmp_path / "a.h5") in message
 
 
+@pytest.mark.parametrize("key", ["label", "y", "targets", "class", "Label"])
+def test_labels_have_other_usual_keys(tmp_path, key):
+    path = stored(tmp_path / "a.h5", labels=None)
+    with h5py.File(path, "a") as file:
+        file[key] = LABELS
+    result = open_source(str(path))
+    assert result.labels is not None
+    assert result.labels.tolist() == LABELS.tolist()
+    assert result.notes == (f"labels of key {key}",)
+    path = stored(tmp_path / "b.h5", labels=None)
+    with h5py.File(path, "a") as file:
+        file[key] = LABELS
+        file["target"] = LABELS[::-1]
+    assert "several labels (" in open_error(path)
+    chosen = open_source(str(path), labels="target")
+    assert chosen.labels is not None
+    assert chosen.labels.tolist() == LABELS[::-1].tolist()
+    assert open_source(str(path), labels=False).labels is None
+
+
+def test_names_of_classes_may_have_any_width(tmp_path):
+    path = stored(tmp_path / "a.h5")
+    with h5py.File(path, "a") as file:
+        file["classes"] = ["ant", "bumblebee", "caf\u00e9"]  # variable-length strings
+    assert open_source(str(path)).classes == ("ant", "bumblebee", "caf\u00e9")
+
+
+def test_labels_of_another_type_can_be_left_out(tmp_path):
+    path = stored(tmp_path / "a.h5", labels=np.linspace(0, 1, 30))
+    assert "or use --data.labels=false" in open_error(path)
+    assert open_source(str(path), labels=False).labels is None
+
+
 def test_what_lies_in_other_files_is_not_followed(tmp_path):
     stored(tmp_path / "other.h5")
     FIRST.tofile(tmp_path / "raw")

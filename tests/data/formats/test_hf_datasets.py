@@ -92,7 +92,7 @@ def test_selected_and_sorted_sets_preserve_order(tmp_path):
         ({"a": datasets.Image(), "b": datasets.Image()}, "several columns of images (a: Image, b: Image)"),
         (
             {"image": datasets.Image(), "x": datasets.ClassLabel(3), "y": datasets.ClassLabel(3)},
-            "several columns of cl",
+            "has several labels (x, y). Choose with --data.label_key=x, or use --data.labels=false",
         ),
     ],
 )
@@ -102,12 +102,30 @@ def test_columns_that_leave_a_doubt_are_listed(tmp_path, columns, message):
 
 
 def test_names_decide_where_several_columns_could(tmp_path):
-    kinds = {"img": datasets.Image(), "x": datasets.Image(), "fine_label": datasets.ClassLabel(names=NAMES)}
-    values = {"img": rows(), "x": rows()[::-1], "fine_label": LABELS, "coarse_label": [0] * 30}
-    result = open_source(str(saved(tmp_path / "a", build(values, **kinds, coarse_label=datasets.ClassLabel(1)))))
+    kinds = {"img": datasets.Image(), "x": datasets.Image(), "label": datasets.ClassLabel(names=NAMES)}
+    values = {"img": rows(), "x": rows()[::-1], "label": LABELS, "kind": [0] * 30}
+    result = open_source(str(saved(tmp_path / "a", build(values, **kinds, kind=datasets.ClassLabel(1)))))
     assert result.labels is not None
     assert result.labels.tolist() == LABELS
     assert (read_all_pixels(result) == IMAGES).all()
+    assert result.notes == ("labels of column label", "ignored columns: x, kind")
+
+
+@pytest.mark.parametrize("feature", [datasets.ClassLabel(4), datasets.Value("int64")])
+def test_of_two_levels_of_classes_the_user_chooses(tmp_path, feature):
+    kinds = {"image": datasets.Image(), "coarse_label": feature, "fine_label": feature}
+    values = {"image": rows(), "coarse_label": [index % 2 for index in range(30)], "fine_label": LABELS}
+    path = str(saved(tmp_path / "a", build(values, **kinds)))
+    message = "several labels (coarse_label, fine_label). Choose with --data.label_key=coarse_label, or use --data.lab"
+    assert message in open_error(path)
+    for key in ("coarse_label", "fine_label"):
+        result = open_source(path, labels=key)
+        assert result.labels is not None
+        assert result.labels.tolist() == values[key]
+        assert f"labels of column {key}" in result.notes
+    with pytest.raises(UsageError, match=r"data\.label_key=x: .* has only coarse_label, fine_label, image. Use one of"):
+        open_source(path, labels="x")
+    assert open_source(path, labels=False).labels is None
 
 
 def test_plain_numbers_called_label(tmp_path):
@@ -125,6 +143,12 @@ def test_plain_numbers_called_label(tmp_path):
         ("label", datasets.Value("string"), ["dog", "ant", "bee"], [2, 0, 1], ("ant", "bee", "dog")),
         ("category", datasets.Value("string"), ["10", "2", "dog"][:1] * 3, None, None),
         ("class", datasets.Value("string"), ["0", "1", "2"], [0, 1, 2], ("0", "1", "2")),
+        ("y", datasets.Value("int64"), [1, 0, 2], [1, 0, 2], ("0", "1", "2")),
+        ("class_id", datasets.Value("uint8"), [1, 0, 2], [1, 0, 2], ("0", "1", "2")),
+        ("Label", datasets.Value("string"), ["b", "a", "b"], [1, 0, 1], ("a", "b")),
+        ("fine_label", datasets.Value("int64"), [1, 0, 2], [1, 0, 2], ("0", "1", "2")),
+        ("coarse_label", datasets.Value("int64"), [1, 0, 2], [1, 0, 2], ("0", "1", "2")),
+        ("label", datasets.Value("bool"), [True, False, True], [1, 0, 1], ("false", "true")),
         ("label", datasets.Value("float32"), [0.0, 2.0, 1.0], [0, 2, 1], ("0", "1", "2")),
         (
             "target",
