@@ -162,6 +162,7 @@ def make_h5(**options) -> bytes:
     with h5py.File(file, "w", libver=options.pop("libver", "earliest")) as stored:
         stored.create_dataset("imgs", data=np.ascontiguousarray(IMAGES.transpose(0, 3, 1, 2)), **options)
         stored["labels"] = LABELS
+        stored["classes"] = ["ant", "bee", "cat"]  # of variable length
     return file.getvalue()
 
 

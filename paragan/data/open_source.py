@@ -9,10 +9,11 @@ from urllib.parse import quote
 from paragan.core.errors import UsageError
 from paragan.data.formats.array import load_digits
 from paragan.data.formats.cifar import is_cifar, open_cifar
+from paragan.data.formats.class_labels import no_label_key_error
 from paragan.data.formats.dataset_json import DATASET_JSON, is_image, open_labelled_folder
 from paragan.data.formats.hdf5 import open_hdf5
 from paragan.data.formats.hf_datasets import is_hf_dataset, open_hf_dataset
-from paragan.data.formats.image_folder import format_extensions, open_image_folder
+from paragan.data.formats.image_folder import OuterFolder, format_extensions, open_image_folder
 from paragan.data.formats.npz import read_npy, read_npz
 from paragan.data.formats.webdataset import is_shard_pattern, list_shards, open_from_index, open_tar_shards
 from paragan.data.formats.zip_archive import open_zip
@@ -90,13 +91,21 @@ def _open_pattern(location: str, remote: RemoteOptions | None, labels: LabelChoi
 
 
 def _open_folder(
-    fs: FileSystem, location: str, remote: RemoteOptions | None, labels: LabelChoice, num_outer_folders: int = 0
+    fs: FileSystem,
+    location: str,
+    remote: RemoteOptions | None,
+    labels: LabelChoice,
+    outer: tuple[OuterFolder, ...] = (),
 ) -> Source:
-    """Open a folder, or the one around which it lies: the only folder of a folder without images is no class."""
+    """Open a folder, or the one around which it lies: the only folder of a folder without images is no class.
+
+    outer: the folders that were opened before.
+    """
     try:
         listing = fs.list_dir()
     except UsageError:  # a server that does not list folders
-        source = open_from_index(fs, remote, labels=_without_key(labels, fs.location)) if fs.is_remote else None
+        read_labels = _without_key(labels, fs.location)
+        source = open_from_index(fs, remote, labels=read_labels) if fs.is_remote else None
         if source is None:
             raise
         return source
@@ -109,14 +118,16 @@ def _open_folder(
     if is_cifar(listing):
         return open_cifar(fs, listing, labels=_without_key(labels, fs.location))
     is_outer = len(listing.folders) == 1 and not any(map(is_image, listing.files))
-    if is_outer and num_outer_folders < MAX_OUTER_FOLDERS:
-        inner = _join_location(location, listing.folders[0])
-        source = _open_folder(open_location(inner, remote)[0], inner, remote, labels, num_outer_folders + 1)
-        if listing.files:
-            note = f"ignored files beside {printable(listing.folders[0])} ({len(listing.files):,}): "
-            source.notes = (*source.notes, note + format_extensions(listing.files))
+    if is_outer and len(outer) < MAX_OUTER_FOLDERS:
+        (folder,) = listing.folders
+        inner = _join_location(location, folder)
+        level = OuterFolder(fs, listing, f"{folder}/")
+        source = _open_folder(open_location(inner, remote)[0], inner, remote, labels, (*outer, level))
+        if ignored := listing.files.keys() - level.used:
+            note = f"ignored files beside {printable(folder)} ({len(ignored):,}): "
+            source.notes = (*source.notes, note + format_extensions(ignored))
         return source
-    return open_image_folder(fs, listing)
+    return open_image_folder(fs, listing, labels=labels, outer=outer)
 
 
 def _open_file(fs: FileSystem, name: str, remote: RemoteOptions | None, labels: LabelChoice) -> Source:
@@ -143,9 +154,7 @@ def _open_file(fs: FileSystem, name: str, remote: RemoteOptions | None, labels: 
 def _without_key(labels: LabelChoice, location: str) -> bool:
     """Return whether labels are read, of a format that has one place for them."""
     if isinstance(labels, str):
-        raise UsageError(
-            f"data.label_key={printable(labels)}: {location} has no keys or columns to choose from. Leave it out"
-        )
+        raise no_label_key_error(labels, location)
     return labels
 
 

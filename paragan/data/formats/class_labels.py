@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
@@ -50,6 +51,13 @@ def require_label_key(keys: Collection[str], key: str, location: str) -> str:
     return key
 
 
+def no_label_key_error(key: str, location: str) -> UsageError:
+    """Return the error for a key of labels where they have one place only."""
+    return UsageError(
+        f"data.label_key={printable(key)}: {location} has no keys or columns to choose from. Leave it out"
+    )
+
+
 def ambiguous_labels_error(keys: Sequence[str], location: str) -> UsageError:
     """Return the error for several keys or columns that may hold the labels."""
     return UsageError(
@@ -90,6 +98,11 @@ def check_labels(labels: np.ndarray, location: str, num_classes: int | None) -> 
         )
 
 
+def to_nfc(name: str) -> str:
+    """Return a name in one form of Unicode: macOS writes e and its accent as two characters, others as one."""
+    return name if name.isascii() else unicodedata.normalize("NFC", name)
+
+
 def sort_class_names(names: Iterable[str]) -> list[str]:
     """Return class names in the order of their labels: by value if all are numbers (2 before 10), else by name."""
     names = sorted(names)
@@ -112,13 +125,13 @@ def resolve_class_names(labels: np.ndarray | None, classes: tuple[str, ...]) -> 
 
 def sort_by_folder(names: Iterable[str]) -> list[str]:
     """Return names of images in the order in which a folder of class folders is read: by class, then by name."""
-    names = sorted(names)
-    folders = [name.split("/")[:-1] for name in names]
+    names = sorted(names, key=to_nfc)
+    folders = [to_nfc(name).split("/")[:-1] for name in names]
     if len({(len(parts), *parts[:-1]) for parts in folders}) > 1:
         return names  # these folders are no classes
     classes = sort_class_names({"/".join(parts[-1:]) for parts in folders})
     rank = {name: number for number, name in enumerate(classes)}
-    return sorted(names, key=lambda name: rank[name.split("/")[-2] if "/" in name else ""])
+    return sorted(names, key=lambda name: rank[to_nfc(name).split("/")[-2] if "/" in name else ""])
 
 
 def labels_from_folders(names: Sequence[str], location: str, remedy: str) -> tuple[np.ndarray | None, tuple[str, ...]]:
@@ -134,7 +147,7 @@ def labels_from_folders(names: Sequence[str], location: str, remedy: str) -> tup
     Raises:
         UsageError: there are folders within folders.
     """
-    folders_by_image = [name.split("/")[:-1] for name in names]
+    folders_by_image = [to_nfc(name).split("/")[:-1] for name in names]
     depth = len(folders_by_image[0])
     for name, folders in zip(names, folders_by_image):
         if len(folders) != depth:

@@ -8,8 +8,10 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from paragan.core.errors import UsageError
-from paragan.data.formats.class_labels import check_labels, resolve_class_names
+from paragan.data.formats.class_labels import check_labels, resolve_class_names, to_nfc
 from paragan.data.formats.image_folder import ImageFolderSource, join_path
+from paragan.data.formats.label_files import DATASET_JSON
+from paragan.data.formats.sample_label import Label, label_of_value, number_labels
 from paragan.data.source import IMAGE_FORMATS, DecodeError
 from paragan.data.storage.filesystem import (
     DirListing,
@@ -20,7 +22,6 @@ from paragan.data.storage.filesystem import (
     printable,
 )
 
-DATASET_JSON = "dataset.json"
 CLASSES_JSON = "classes.json"  # names of the classes, which dataset.json lacks: ["cat", "dog", ...]
 MAX_JSON_BYTES = 2**29  # of a dataset.json
 
@@ -37,29 +38,39 @@ def is_image(name: str) -> bool:
 
 
 def parse_dataset_json(
-    data: bytes, names: Sequence[str], location: str, num_classes: int | None = None
-) -> np.ndarray | None:
-    """Return the labels [N] int64 that a dataset.json gives to the files `names`; None if it gives none.
+    data: bytes, names: Sequence[str], location: str, classes: tuple[str, ...] = ()
+) -> tuple[np.ndarray | None, tuple[str, ...]]:
+    """Return the labels [N] int64 that a dataset.json gives to the files `names`, and their names; None and () without.
 
     Args:
         data: the contents of the file.
         names: [N] names of the images.
         location: what messages call the file.
-        num_classes: if it is known.
+        classes: [K] names of the classes; without them labels that are names count, else their numbers.
 
     Raises:
         UsageError: the file is damaged, lacks a label of an image, or names other files.
     """
     label_by_name = _parse_json(data, location)
     if label_by_name is None:
-        return None
+        return None, ()
+    names = [to_nfc(name) for name in names]
     missing = [name for name in names if name not in label_by_name]
     unknown = sorted(label_by_name.keys() - set(names))
     if missing or unknown:
         raise UsageError(f"data: {location} {_mismatch_message(missing, unknown, len(names), len(label_by_name))}")
-    labels = np.array([label_by_name[name] for name in names], np.int64)
-    check_labels(labels, location, num_classes)
-    return labels
+    numbers, label_names = number_labels([label_by_name[name] for name in names], names, -1)
+    labels = np.array(numbers, np.int64)
+    if label_names and classes:
+        if unknown := [name for name in label_names if name not in classes]:
+            raise UsageError(
+                f"data: {location}: label {printable(unknown[0])} is not in {CLASSES_JSON}. Add it, or use "
+                "--data.labels=false"
+            )
+        labels = np.array([classes.index(name) for name in label_names], np.int64)[labels]
+    classes = classes or label_names
+    check_labels(labels, location, len(classes) or None)
+    return labels, resolve_class_names(labels, tuple(map(printable, classes)))
 
 
 def parse_class_names(data: bytes, location: str) -> tuple[str, ...]:
@@ -88,7 +99,8 @@ def open_labelled_folder(fs: FileSystem, listing: DirListing, *, labels: bool = 
     Raises:
         UsageError: there is no image, or dataset.json or classes.json do not fit.
     """
-    size_by_name = dict(sorted((name, size) for name, size in _walk(fs, listing) if is_image(name)))
+    images = [(name, size) for name, size in _walk(fs, listing) if is_image(name)]
+    size_by_name = dict(sorted(images, key=lambda image: to_nfc(image[0])))
     if not size_by_name:
         raise UsageError(
             f"data: {fs.location} holds a {DATASET_JSON} but no image ({', '.join(IMAGE_FORMATS)}): add them"
@@ -102,11 +114,11 @@ def open_labelled_folder(fs: FileSystem, listing: DirListing, *, labels: bool = 
     try:
         if CLASSES_JSON in listing.files:
             classes = parse_class_names(fs.read(CLASSES_JSON), fs.display_path(CLASSES_JSON))
-        numbers = parse_dataset_json(fs.read(DATASET_JSON), names, path, len(classes) or None)
+        numbers, classes = parse_dataset_json(fs.read(DATASET_JSON), names, path, classes)
     except DecodeError as error:
-        raise UsageError(f"data: {path} cannot be read: {error}") from None
+        raise UsageError(f"data: {path} cannot be read: {error}. Write it again, or use --data.labels=false") from None
     notes = [] if numbers is None else [f"labels of {DATASET_JSON}"]
-    return ImageFolderSource(fs, names, numbers, resolve_class_names(numbers, classes), notes, sizes)
+    return ImageFolderSource(fs, names, numbers, classes, notes, sizes)
 
 
 def _walk(fs: FileSystem, listing: DirListing, subfolder: str = "", depth: int = 0) -> Iterator[tuple[str, int | None]]:
@@ -119,31 +131,39 @@ def _walk(fs: FileSystem, listing: DirListing, subfolder: str = "", depth: int =
         yield from _walk(fs, fs.list_dir(folder), folder, depth + 1)
 
 
-def _parse_json(data: bytes, location: str) -> dict[str, int] | None:
+def _parse_json(data: bytes, location: str) -> dict[str, Label] | None:
+    """Return labels by name; None if `labels` is null or empty."""
     try:
         content = json.loads(data)
     except (ValueError, RecursionError) as error:
         reason = "it is nested too deeply" if isinstance(error, RecursionError) else format_error(error)
-        raise UsageError(f"data: {location} is not JSON ({reason}); expected {_EXPECTED_FORM}") from None
-    if not isinstance(content, dict) or not isinstance(content.get("labels"), list | None):
-        raise UsageError(f"data: {location} is not of the form {_EXPECTED_FORM}")
-    if not content.get("labels"):
-        return None
-    label_by_name: dict[str, int] = {}
-    for entry in content["labels"]:
+        raise UsageError(
+            f"data: {location} is not JSON ({reason}); expected {_EXPECTED_FORM}; or use --data.labels=false"
+        ) from None
+    if not isinstance(content, dict) or not isinstance(content.get("labels", 0), list | dict | None):
+        raise UsageError(
+            f"data: {location} is not of the form {_EXPECTED_FORM}. Write it so, or use --data.labels=false"
+        )
+    entries = content["labels"] or []
+    if isinstance(entries, dict):
+        entries = [[name, label] for name, label in entries.items()]
+    label_by_name: dict[str, Label] = {}
+    for entry in entries:
         match entry:
-            case [str(name), int(label)] if not isinstance(label, bool) and abs(label) < 2**63:
-                first = label_by_name.setdefault(name, label)
+            case [str(name), value] if (label := label_of_value(value)) is not None:
+                first = label_by_name.setdefault(to_nfc(name), label)
                 if first != label:
                     raise UsageError(
-                        f"data: {location} names {printable(name)} twice, as {first} and {label}: keep one"
+                        f"data: {location} names {printable(name)} twice, as {printable(str(first))} and "
+                        f"{printable(str(label))}: keep one"
                     )
             case _:
                 text = printable(json.dumps(entry))
                 raise UsageError(
-                    f'data: {location}: {text[:80]} is not a pair of a name and a number, such as ["a.png", 0]'
+                    f'data: {location}: {text[:80]} is not a pair of a name and a class, such as ["a.png", 0]. Write '
+                    "it so, or use --data.labels=false"
                 )
-    return label_by_name
+    return label_by_name or None
 
 
 def _mismatch_message(missing: Sequence[str], unknown: Sequence[str], files: int, labels: int) -> str:

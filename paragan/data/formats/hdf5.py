@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import struct
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -29,6 +30,12 @@ _FILTERS = {1, 2, 3, 32000}  # deflate, shuffle, fletcher32, lzf: those that h5p
 _MAX_COMPRESSION_RATIO = 1100  # deflate makes at most 1,032 bytes of one
 _CHUNK_CACHE_BYTES = 2**26  # of decompressed chunks
 _FINGERPRINT_IMAGES = 16
+
+# Strings of variable length lie in a global heap: (length, address of a collection, index in it) is stored for each.
+_HEAP_REFERENCE = struct.Struct("<LQL")
+_HEAP_HEADER = struct.Struct("<4s4xQ")  # of a collection: signature, size
+_HEAP_OBJECT = struct.Struct("<H6xQ")  # of an object: index, size
+_MAX_HEAP_BYTES = 2**24  # of a collection
 
 # What h5py raises for errors of HDF5.
 _CORRUPTION_ERRORS = (
@@ -144,7 +151,7 @@ def open_hdf5(fs: FileSystem, name: str, *, labels: LabelChoice = True) -> Hdf5S
     try:
         key, images = _find_images(file, path, fs.size(name))
         channels_first = len(images.shape) == 4 and images.shape[3] not in (1, 3)
-        names = _read_classes(file, path, fs.size(name))
+        names = _read_classes(fs, name, file)
         keys = _list_keys(file, path)
         label_key = choose_label_key(keys - {key}, labels, path)
         numbers: np.ndarray | None = None
@@ -229,19 +236,64 @@ def _find_images(file: Any, location: str, size: int) -> tuple[str, Any]:
     return key, images
 
 
-def _read_classes(file: Any, location: str, size: int) -> tuple[str, ...]:
+def _read_classes(fs: FileSystem, file_name: str, file: Any) -> tuple[str, ...]:
     """Return the names of the classes, if `classes` holds unique UTF-8 strings; else ()."""
-    if "classes" not in _list_keys(file, location):
-        return ()
     import h5py
 
-    dataset = _checked_dataset(file, location, "classes", size)
-    is_text = dataset.dtype.kind == "S" or h5py.check_string_dtype(dataset.dtype) is not None
-    if not is_text or len(dataset.shape) != 1:
+    location = fs.display_path(file_name)
+    if "classes" not in _list_keys(file, location):
         return ()
+    dataset = _checked_dataset(file, location, "classes", fs.size(file_name))
+    if len(dataset.shape) != 1:
+        return ()
+    values: list[bytes] = []
     with _reraise_as_usage_error(location):
-        names = tuple(printable(name.decode(errors="replace")) for name in dataset[:].tolist())
+        if dataset.dtype.kind == "S":
+            values = dataset[:].tolist()
+        elif h5py.check_string_dtype(dataset.dtype) and not dataset.chunks:
+            values = _read_heap_strings(fs, file_name, dataset)
+    names = tuple(printable(name.decode(errors="replace")) for name in values)
     return names if len(set(names)) == len(names) else ()
+
+
+def _read_heap_strings(fs: FileSystem, file_name: str, dataset: Any) -> list[bytes]:
+    """Return strings of variable length. HDF5 does not end on some damaged heaps, so the bytes are read here.
+
+    Raises:
+        ValueError: they are damaged.
+    """
+    start = dataset.id.get_offset()
+    if start is None:
+        return []
+    heaps: dict[int, dict[int, bytes]] = {}
+    values: list[bytes] = []
+    try:
+        references = fs.read(file_name, start, dataset.shape[0] * _HEAP_REFERENCE.size)
+        for length, address, index in _HEAP_REFERENCE.iter_unpack(references):
+            if address not in heaps:
+                heaps[address] = _read_heap(fs, file_name, address)
+            values.append(heaps[address][index][:length])
+    except (DecodeError, struct.error, LookupError, OverflowError, OSError) as error:
+        raise ValueError(f"classes: {error}") from None
+    return values
+
+
+def _read_heap(fs: FileSystem, file_name: str, address: int) -> dict[int, bytes]:
+    """Return the objects of a collection of the global heap by index."""
+    signature, size = _HEAP_HEADER.unpack(fs.read(file_name, address, _HEAP_HEADER.size))
+    if signature != b"GCOL" or size > _MAX_HEAP_BYTES:
+        raise LookupError("their heap is damaged")
+    data = fs.read(file_name, address, size)
+    objects: dict[int, bytes] = {}
+    position = _HEAP_HEADER.size
+    while position + _HEAP_OBJECT.size <= size:
+        index, length = _HEAP_OBJECT.unpack_from(data, position)
+        if not index:
+            break  # the rest is free
+        position += _HEAP_OBJECT.size
+        objects[index] = data[position : position + length]
+        position += -(-length // 8) * 8
+    return objects
 
 
 def _read_labels(file: Any, location: str, key: str, count: int, size: int, classes: int | None) -> np.ndarray:

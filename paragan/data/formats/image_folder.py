@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from paragan.core.errors import UsageError
-from paragan.data.formats.class_labels import sort_class_names
+from paragan.data.formats.class_labels import sort_class_names, to_nfc
+from paragan.data.formats.label_files import ImageFiles, is_label_table, read_label_files
 from paragan.data.formats.read_span import read_span
-from paragan.data.source import IMAGE_FORMATS, DecodeError, MalformedDataset
+from paragan.data.source import IMAGE_FORMATS, DecodeError, LabelChoice, MalformedDataset
 from paragan.data.storage.filesystem import ByteRange, DirListing, FileSystem, abbreviate, printable
 
 REMOTE_THREADS = 32
@@ -76,7 +78,7 @@ class ImageFolderSource:
             for index, size in zip(unknown, pool.map(self._size, unknown)):
                 sizes[index] = size
         for name, size in zip(self.names, sizes):
-            yield f"{name}\0{'' if size is None else size}\n".encode(errors="surrogateescape")
+            yield f"{to_nfc(name)}\0{'' if size is None else size}\n".encode(errors="surrogateescape")
 
     def _size(self, index: int) -> int:
         try:
@@ -85,52 +87,117 @@ class ImageFolderSource:
             return -1
 
 
-def open_image_folder(fs: FileSystem, listing: DirListing, subfolder: str = "") -> ImageFolderSource:
+@dataclass(frozen=True)
+class OuterFolder:
+    """A folder around the folder of the images.
+
+    name : of the inner folder, with a slash
+    used : gets the files that hold labels
+    """
+
+    fs: FileSystem
+    listing: DirListing
+    name: str
+    used: set[str] = field(default_factory=set)
+
+
+def open_image_folder(
+    fs: FileSystem, listing: DirListing, *, labels: LabelChoice = True, outer: Sequence[OuterFolder] = ()
+) -> ImageFolderSource:
     """Open the images of a folder, or of its folders, one for each class.
+
+    Files beside the images may hold labels (`label_files`).
 
     Args:
         fs: the file system.
         listing: the contents of the folder.
-        subfolder: the folder, relative to `fs`.
+        labels: whether to read labels, or the column of a table that holds them.
+        outer: the folders around it, from the outermost on; a table in them may hold the labels.
 
     Raises:
         MalformedDataset: there are images outside of the class folders, or a class has no image.
-        UsageError: there is no image.
+        UsageError: there is no image, or files that look like labels cannot be read.
     """
-    location = fs.display_path(subfolder) if subfolder else fs.location
     strays = _image_files(listing)
     if not listing.folders:
         if not strays:
-            raise UsageError(_no_images_message(location, list(listing.files)))
-        names = [join_path(subfolder, name) for name in strays]
-        return ImageFolderSource(fs, names, None, (), _describe_ignored(listing.files, []), list(strays.values()))
+            raise UsageError(_no_images_message(fs.location, list(listing.files)))
+        source = ImageFolderSource(fs, list(strays), None, (), (), list(strays.values()))
+        return _with_label_files(source, list(listing.files), [], labels, outer)
     with ThreadPoolExecutor(REMOTE_THREADS if fs.is_remote else 1) as pool:
-        folders = sort_class_names(listing.folders)
-        listings = list(pool.map(lambda name: fs.list_dir(join_path(subfolder, name)), folders))
-    images_by_folder = {name: _image_files(contents) for name, contents in zip(folders, listings)}
+        folders = listing.folders
+        listings = list(pool.map(fs.list_dir, folders))
+    class_names = sort_class_names({to_nfc(name) for name in folders})
+    sizes_by_class: dict[str, dict[str, int | None]] = {name: {} for name in class_names}
+    for name, contents in zip(folders, listings):
+        images = {join_path(name, file): size for file, size in _image_files(contents).items()}
+        sizes_by_class[to_nfc(name)] |= images
+    empty = [name for name, images in sizes_by_class.items() if not images]
     if strays:
-        images_by_folder[""] = strays
-    files = [*listing.files, *(file for contents in listings for file in contents.files)]
+        sizes_by_class[""] = strays
+    files = list(listing.files)
+    files += [join_path(name, file) for name, contents in zip(folders, listings) for file in contents.files]
     nested = [join_path(name, sub) for name, contents in zip(folders, listings) for sub in contents.folders]
-    empty = [join_path(subfolder, name) for name, images in images_by_folder.items() if not images]
-    empty_message = ""
-    if empty:
-        nested_paths = [join_path(subfolder, name) for name in nested]
-        empty_message = _empty_class_message(fs, location, listing.folders, empty, files, nested_paths)
-    counts = [len(images) for images in images_by_folder.values()]
-    labels = np.repeat(np.arange(len(counts)), counts)  # [N] int64
-    if not len(labels):
+    empty_message = _empty_class_message(fs, listing.folders, empty, files, nested) if empty else ""
+    counts = [len(images) for images in sizes_by_class.values()]
+    numbers = np.repeat(np.arange(len(counts)), counts)  # [N] int64
+    if not len(numbers):
         raise UsageError(empty_message)
-    names = [
-        join_path(subfolder, join_path(name, file)) for name, images in images_by_folder.items() for file in images
-    ]
-    sizes = [size for images in images_by_folder.values() for size in images.values()]
-    classes = tuple(printable(name) or NO_CLASS for name in images_by_folder)
-    source = ImageFolderSource(fs, names, labels, classes, _describe_ignored(files, nested), sizes)
+    sizes = {name: images[name] for images in sizes_by_class.values() for name in sorted(images, key=to_nfc)}
+    classes = tuple(printable(name) or NO_CLASS for name in sizes_by_class)
+    source = ImageFolderSource(
+        fs, list(sizes), numbers, classes, _describe_ignored(files, nested), list(sizes.values())
+    )
     if strays:
-        raise MalformedDataset(_mixed_layout_message(location, len(strays), listing.folders), source)
+        raise MalformedDataset(_mixed_layout_message(fs.location, len(strays), listing.folders), source)
     if empty:
         raise MalformedDataset(empty_message, source)
+    return _with_label_files(source, files, nested, labels, outer)
+
+
+def _with_label_files(
+    source: ImageFolderSource,
+    files: Sequence[str],
+    nested: Sequence[str],
+    labels: LabelChoice,
+    outer: Sequence[OuterFolder],
+) -> ImageFolderSource:
+    """Return images with the labels of files beside them, if there are any, and notes on what was ignored.
+
+    files: all files of the folder. nested: folders within its classes.
+    """
+    fs = source.fs
+    names = {name: (fs, name) for name in files if _suffix(name) not in IMAGE_FORMATS}
+    prefix = ""
+    for level in reversed(outer):
+        names = {level.name + path: place for path, place in names.items()}
+        names |= {name: (level.fs, name) for name in level.listing.files if is_label_table(name)}
+        prefix = level.name + prefix
+
+    def read(selected: Sequence[str]) -> list[bytes]:
+        places = [names[name] for name in selected]
+        with ThreadPoolExecutor(REMOTE_THREADS if fs.is_remote else 1) as pool:
+            return list(pool.map(lambda place: place[0].read(place[1]), places))
+
+    location = outer[0].fs.location if outer else fs.location
+    images = ImageFiles(
+        location, [prefix + name for name in source.names], list(names), read, source.labels is not None, prefix
+    )
+    file_labels = read_label_files(images, labels)
+    ignored = set(files)
+    notes: list[str] = []
+    if file_labels:
+        source.labels = file_labels.labels
+        source.classes = file_labels.classes
+        for name in file_labels.files:
+            place, file = names[name]
+            if place is fs:
+                ignored.discard(file)
+            for level in outer:
+                if place is level.fs:
+                    level.used.add(file)
+        notes.append(file_labels.note)
+    source.notes = (*notes, *_describe_ignored(sorted(ignored), nested))
     return source
 
 
@@ -145,7 +212,8 @@ def _suffix(name: str) -> str:
 
 
 def _image_files(listing: DirListing) -> dict[str, int | None]:
-    return {name: size for name, size in listing.files.items() if _suffix(name) in IMAGE_FORMATS}
+    images = [name for name in listing.files if _suffix(name) in IMAGE_FORMATS]
+    return {name: listing.files[name] for name in sorted(images, key=to_nfc)}
 
 
 def _describe_ignored(files: Iterable[str], folders: Sequence[str]) -> list[str]:
@@ -175,18 +243,17 @@ def _mixed_layout_message(location: str, images: int, folders: Sequence[str]) ->
 
 def _empty_class_message(
     fs: FileSystem,
-    location: str,
     folders: Sequence[str],
     empty: Sequence[str],
     files: Sequence[str],
     nested: Sequence[str],
 ) -> str:
-    """Describe classes without image; if all have none, `location` is probably one level too high."""
+    """Describe classes without image; if all have none, the folder is probably one level too high."""
     if len(empty) < len(folders):
         others = f", nor have {len(empty) - 1:,} more" if len(empty) > 1 else ""
         remedy = f"add one ({', '.join(IMAGE_FORMATS)}) or remove the folder"
         return f"data: {fs.display_path(empty[0])}: this class has no image{others}: {remedy}"
-    message = f"data: {location} and its {len(folders):,} folders ({_abbreviate_paths(folders)}) hold no image"
+    message = f"data: {fs.location} and its {len(folders):,} folders ({_abbreviate_paths(folders)}) hold no image"
     if nested:
         example = fs.display_path(nested[0].rpartition("/")[0])
         return f"{message}, only more folders: give one of them, such as {example}"

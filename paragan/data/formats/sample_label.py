@@ -1,9 +1,13 @@
-"""The label of one WebDataset sample, in the forms that people write it: a number, a name, a one-hot list, or JSON."""
+"""The label of one sample, in the forms that people write it: a number, a name, a one-hot list, or JSON.
+
+A sample is an image with the members of a WebDataset shard, or the files beside it, of the same name.
+"""
 
 from __future__ import annotations
 
 import json
 import re
+import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,6 +21,8 @@ CERTAIN_SUFFIXES = ("cls", "label", "class")  # of members that only labels have
 LABEL_SUFFIXES = (*CERTAIN_SUFFIXES, "txt", "json")  # of members that may hold the label, in order of preference
 JSON_KEYS = ("label", "class", "cls", "class_id", "label_id", "class_name", "category", "target")  # the same, in .json
 MAX_NAME_CHARS = 200
+MIN_IMAGES_PER_TEXT = 4  # on average: texts in .txt that occur more rarely are captions
+_MAX_TEXTS = 100_000  # distinct ones that are remembered
 _NUMBER = re.compile(r"\s*[+-]?[0-9]{1,20}(\.[0-9]{0,20})?(e[+-]?[0-9]{1,2})?\s*", re.IGNORECASE)
 
 
@@ -30,9 +36,8 @@ def parse_sample_label(members: Mapping[str, bytes], image_suffix: str) -> Label
     Raises:
         ValueError: a member that only labels have, or a key of JSON, cannot be read. The message shows it.
     """
-    prefix = image_suffix[: image_suffix.rfind(".") + 1]
     for suffix in LABEL_SUFFIXES:
-        data = members.get(prefix + suffix, members.get(suffix))
+        data = _find_member(members, suffix, image_suffix)
         if data is None:
             continue
         label = _parse_json_label(data) if suffix == "json" else _parse_text(data)
@@ -46,6 +51,49 @@ def parse_sample_label(members: Mapping[str, bytes], image_suffix: str) -> Label
         if is_certain_label(suffix):
             raise ValueError(f"{printable(suffix)}: looks like a label, and labels of this name are not read")
     return None
+
+
+def parse_sample_text(members: Mapping[str, bytes], image_suffix: str, known: dict[str, str]) -> str | None:
+    """Return the text in the .txt of a sample if it could be the name of a class, "" for other texts; None without.
+
+    Args:
+        members: as for `parse_sample_label`.
+        image_suffix: the same.
+        known: gets the texts, so that equal ones are one object.
+    """
+    data = _find_member(members, "txt", image_suffix)
+    if data is None:
+        return None
+    text = _parse_text(data)
+    if not isinstance(text, str) or (text not in known and len(known) == _MAX_TEXTS):
+        return ""
+    return known.setdefault(text, text)
+
+
+def names_of_texts(texts: Sequence[str | None]) -> list[str] | None:
+    """Return the texts of all samples if they are names of classes; None if no sample has one.
+
+    Raises:
+        ValueError: they are captions, or some samples have none. The message says so.
+    """
+    names = {text for text in texts if text}
+    if "" not in texts and None not in texts and len(names) * MIN_IMAGES_PER_TEXT <= len(texts):
+        return [str(text) for text in texts]
+    num_texts = sum(text is not None for text in texts)
+    if not num_texts:
+        return None
+    example = f", such as {printable(min(names))[:40]!r}" if names else ""
+    raise ValueError(
+        f"the .txt beside {num_texts:,} of {len(texts):,} images hold {len(names):,} names{example}: captions are no "
+        f"classes, whose names stand beside {MIN_IMAGES_PER_TEXT} images or more. Write the class into .cls, or use "
+        "--data.labels=false"
+    )
+
+
+def _find_member(members: Mapping[str, bytes], suffix: str, image_suffix: str) -> bytes | None:
+    """Return the member with a suffix that belongs to the image: of its name up to the last dot, or to the first."""
+    prefix = image_suffix[: image_suffix.rfind(".") + 1]
+    return members.get(prefix + suffix, members.get(suffix))
 
 
 def is_certain_label(suffix: str) -> bool:
@@ -110,11 +158,15 @@ def label_of_value(value: Any) -> Label | None:
         return value.index(1) if is_one_hot else None
     if isinstance(value, str):
         if not _NUMBER.fullmatch(value):
-            return value if 0 < len(value) <= MAX_NAME_CHARS and value.isprintable() else None
+            return unicodedata.normalize("NFC", value) if _is_name(value) else None
         value = float(value)
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return int(value) if value == value // 1 and abs(value) < 2**53 else None
+
+
+def _is_name(text: str) -> bool:
+    return 0 < len(text) <= MAX_NAME_CHARS and text.isprintable()
 
 
 def number_labels(

@@ -7,20 +7,23 @@ import math
 import warnings
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from isal.isal_zlib import crc32
 
 from paragan.core.errors import UsageError
-from paragan.data.formats.dataset_json import DATASET_JSON
+from paragan.data.formats.class_labels import to_nfc
+from paragan.data.formats.label_files import DATASET_JSON, resembles_labels
 from paragan.data.formats.sample_label import (
     Label,
     is_certain_label,
     is_label_suffix,
+    names_of_texts,
     number_labels,
     parse_sample_label,
+    parse_sample_text,
 )
 from paragan.data.formats.tar_reader import SequentialReader, TarMember, iter_members
 from paragan.data.source import IMAGE_FORMATS, DecodeError
@@ -34,6 +37,7 @@ _DTYPE_KINDS = {
     "shards": "U",
     "sizes": "i",
     "versions": "U",
+    "num_others": "i",
     "problem": "U",
     "shard": "i",
     "start": "i",
@@ -55,6 +59,7 @@ class TarIndex:
     shards  : [S] names
     sizes   : [S] int64, bytes of each shard
     versions : [S] `FileSystem.version` of each shard; a changed shard is noticed by these two
+    num_others : [S] int64, files of each shard that are not images of samples: labels, and what is ignored
     shard   : [N] int32, index of the shard of an image
     start   : [N] int64, first byte of the image in its shard
     size    : [N] int64, in bytes
@@ -68,6 +73,7 @@ class TarIndex:
     shards: tuple[str, ...]
     sizes: np.ndarray
     versions: tuple[str, ...]
+    num_others: np.ndarray
     shard: np.ndarray
     start: np.ndarray
     size: np.ndarray
@@ -98,6 +104,7 @@ class TarIndex:
             shards=tuple(shards),
             sizes=np.array(sizes, np.int64),
             versions=tuple(self.versions[number] for number in rows_of_shards),
+            num_others=self.num_others[rows_of_shards],
             shard=shard[rows],
             **columns,
         )
@@ -147,35 +154,31 @@ def build_index(
     Raises:
         UsageError: a shard is damaged or changes, or there is no image.
     """
-    samples: list[_TarSample] = []
-    labels: list[Label | None] = []
-    orphans: dict[str, dict[str, bytes]] = {}  # key -> members that may be labels, where there is no image
-    problems: list[str] = []
+    build = _IndexBuilder(fs)
     versions = tuple(fs.version(name) for name in shards)  # before they are read: one may be replaced meanwhile
+    num_others: list[int] = []
     for number, (name, size) in enumerate(zip(shards, sizes)):
-        file = SequentialReader(fs, name, size)
+        first = len(build.samples)
         try:
-            for sample, members in _read_samples(file, number, orphans, problems):
-                samples.append(sample)
-                labels.append(_parse_label(members, sample, fs.display_path(name), problems))
+            num_files = build.read_shard(SequentialReader(fs, name, size), number)
         except DecodeError as error:
             raise UsageError(
                 f"data: {fs.display_path(name)} cannot be read: it {error}; is it being written?"
             ) from None
+        num_others.append(num_files - len(build.samples) + first)
         if log:
-            log(f"{number + 1:,} of {len(shards):,} shards read, {len(samples):,} images")
+            log(f"{number + 1:,} of {len(shards):,} shards read, {len(build.samples):,} images")
+    samples = build.samples
     if not samples:
         raise UsageError(
             f"data: {fs.location}: no image in {_abbreviate(shards)}: put {', '.join(IMAGE_FORMATS)} into them"
         )
-    for row, sample in enumerate(samples):
-        if labels[row] is None and sample.key in orphans:
-            labels[row] = _parse_label(orphans.pop(sample.key), sample, fs.location, problems)
-    numbers, label_names = _number_labels(fs, samples, labels, orphans, problems)
+    numbers, label_names = build.number_labels()
     return TarIndex(
         shards=tuple(shards),
         sizes=np.array(sizes, np.int64),
         versions=versions,
+        num_others=np.array(num_others, np.int64),
         shard=np.array([sample.shard for sample in samples], np.int32),
         start=np.array([sample.start for sample in samples], np.int64),
         size=np.array([sample.size for sample in samples], np.int64),
@@ -183,7 +186,7 @@ def build_index(
         crc32=np.array([sample.crc32 for sample in samples], np.uint32),
         keys=np.array([sample.key.encode("utf8", "surrogateescape")[:_MAX_KEY_BYTES] for sample in samples]),
         label_names=label_names,
-        problem=problems[0] if problems else "",
+        problem=build.problems[0] if build.problems else "",
     )
 
 
@@ -199,102 +202,144 @@ class _TarSample:
     suffix: str
 
 
-def _read_samples(
-    file: SequentialReader, shard: int, orphans: dict[str, dict[str, bytes]], problems: list[str]
-) -> Iterator[tuple[_TarSample, dict[str, bytes]]]:
-    """Yield the samples of one shard that have an image, with the members that may hold their label.
+class _IndexBuilder:
+    """The samples of shards that were read, with their labels.
 
-    orphans: gets such members of samples without image.
-    problems: gets what prevents that labels are read.
+    samples  : those that have an image
+    labels   : of the samples
+    texts    : in the .txt of the samples, as `parse_sample_text` returns them
+    orphans  : members that may be labels by key, where there is no image
+    tables   : files that look like labels of many images
+    problems : what prevents that labels are read
     """
-    key: str | None = None
-    images: dict[str, tuple[TarMember, int]] = {}
-    labels: dict[str, bytes] = {}
-    for member in iter_members(file):
-        *folders, base = [part for part in member.name.split("/") if part not in ("", ".")] or [""]
-        stem, dot, suffix = base.partition(".")
-        if not stem or not dot or any(is_litter(part) for part in folders if part != ".."):
-            continue  # hidden, or without a suffix
-        if base == DATASET_JSON:
-            problems.append(
-                f"data: {file.fs.display_path(file.name)}: the labels of a {DATASET_JSON} in a tar are not read. Use a "
-                "zip or a folder of the same files, or --data.labels=false"
+
+    def __init__(self, fs: FileSystem):
+        self.fs = fs
+        self.samples: list[_TarSample] = []
+        self.labels: list[Label | None] = []
+        self.texts: list[str | None] = []
+        self.orphans: dict[str, dict[str, bytes]] = {}
+        self.tables: list[str] = []
+        self.problems: list[str] = []
+        self._known_texts: dict[str, str] = {}
+
+    def read_shard(self, file: SequentialReader, shard: int) -> int:
+        """Read one shard and return the number of its files, without hidden ones."""
+        key: str | None = None
+        images: dict[str, tuple[TarMember, int]] = {}
+        labels: dict[str, bytes] = {}
+        num_files = 0
+        for member in iter_members(file):
+            *folders, base = [part for part in to_nfc(member.name).split("/") if part not in ("", ".")] or [""]
+            if is_litter(base) or any(is_litter(part) for part in folders if part != ".."):
+                continue
+            num_files += 1
+            stem, dot, suffix = base.partition(".")
+            if not stem or not dot:
+                continue
+            if base == DATASET_JSON:
+                self.problems.append(
+                    f"data: {file.fs.display_path(file.name)}: the labels of a {DATASET_JSON} in a tar are not read. "
+                    "Use a zip or a folder of the same files, or --data.labels=false"
+                )
+                continue
+            folder = "/".join(folders)
+            member_key = f"{folder}/{stem}" if folder else stem
+            if member_key != key:
+                self._add_sample(file, shard, key, images, labels)
+                key = member_key
+                images = {}
+                labels = {}
+            suffix = suffix.lower()
+            if f".{suffix.rpartition('.')[2]}" in IMAGE_FORMATS:
+                images[suffix] = member, _compute_crc32(file, member)
+                continue
+            if resembles_labels(base):
+                self.tables.append(f"{file.fs.display_path(file.name)}, {printable(base)}")
+            if is_label_suffix(suffix) and (member.size <= _MAX_LABEL_BYTES or is_certain_label(suffix)):
+                labels[suffix] = file.read(member.offset, min(member.size, _MAX_LABEL_BYTES + 1))
+        self._add_sample(file, shard, key, images, labels)
+        return num_files
+
+    def _add_sample(
+        self,
+        file: SequentialReader,
+        shard: int,
+        key: str | None,
+        images: dict[str, tuple[TarMember, int]],
+        labels: dict[str, bytes],
+    ) -> None:
+        """Add the sample of members with one key, by suffix, if it has an image."""
+        if key is None:
+            return
+        if not images:
+            if labels:
+                self.orphans.setdefault(key, {}).update(labels)
+            return
+        candidates = [suffix for suffix in images if "." not in suffix] or list(images)
+        if len(candidates) > 1:
+            raise UsageError(
+                f"data: {file.fs.display_path(file.name)}: {printable(key)} has several images "
+                f"({', '.join(printable(suffix) for suffix in candidates[:3])}): keep one a sample"
             )
-            continue
-        folder = "/".join(folders)
-        member_key = f"{folder}/{stem}" if folder else stem
-        if member_key != key:
-            yield from _finish_sample(file, shard, key, images, labels, orphans)
-            key = member_key
-            images = {}
-            labels = {}
-        suffix = suffix.lower()
-        if f".{suffix.rpartition('.')[2]}" in IMAGE_FORMATS:
-            images[suffix] = member, _compute_crc32(file, member)
-        elif is_label_suffix(suffix) and (member.size <= _MAX_LABEL_BYTES or is_certain_label(suffix)):
-            labels[suffix] = file.read(member.offset, min(member.size, _MAX_LABEL_BYTES + 1))
-    yield from _finish_sample(file, shard, key, images, labels, orphans)
+        member, checksum = images[candidates[0]]
+        sample = _TarSample(key, shard, member.offset, member.size, checksum, candidates[0])
+        self.samples.append(sample)
+        self.labels.append(self._parse_label(labels, sample, file.fs.display_path(file.name)))
+        self.texts.append(parse_sample_text(labels, sample.suffix, self._known_texts))
 
+    def number_labels(self) -> tuple[list[int], tuple[str, ...]]:
+        """Return `TarIndex.label` and `label_names`."""
+        self._match_orphans()
+        labels = self.labels
+        if all(label is None for label in labels) and not self.problems:
+            labels = self._labels_of_texts()
+        try:
+            return number_labels(labels, [sample.key for sample in self.samples], NO_LABEL)
+        except UsageError as error:
+            self.problems.append(str(error))
+            return [NO_LABEL] * len(self.samples), ()
 
-def _finish_sample(
-    file: SequentialReader,
-    shard: int,
-    key: str | None,
-    images: dict[str, tuple[TarMember, int]],
-    labels: dict[str, bytes],
-    orphans: dict[str, dict[str, bytes]],
-) -> Iterator[tuple[_TarSample, dict[str, bytes]]]:
-    """Yield the sample of members with one key, by suffix, if it has an image."""
-    if key is None:
-        return
-    if not images:
-        if labels:
-            orphans.setdefault(key, {}).update(labels)
-        return
-    candidates = [suffix for suffix in images if "." not in suffix] or list(images)
-    if len(candidates) > 1:
-        raise UsageError(
-            f"data: {file.fs.display_path(file.name)}: {printable(key)} has several images "
-            f"({', '.join(printable(suffix) for suffix in candidates[:3])}): keep one a sample"
-        )
-    member, checksum = images[candidates[0]]
-    yield _TarSample(key, shard, member.offset, member.size, checksum, candidates[0]), labels
+    def _match_orphans(self) -> None:
+        """Find labels that do not stand beside their image by its name."""
+        for row, sample in enumerate(self.samples):
+            if self.labels[row] is None and sample.key in self.orphans:
+                members = self.orphans.pop(sample.key)
+                self.labels[row] = self._parse_label(members, sample, self.fs.location)
+                self.texts[row] = self.texts[row] or parse_sample_text(members, sample.suffix, self._known_texts)
+        certain = [key for key, members in self.orphans.items() if any(map(is_certain_label, members))]
+        if certain and all(label is None for label in self.labels):
+            self.problems.append(
+                f"data: {self.fs.location}: {len(certain):,} labels belong to no image ({printable(certain[0])}). Give "
+                "both the same name, or use --data.labels=false"
+            )
 
+    def _labels_of_texts(self) -> Sequence[Label | None]:
+        """Return the names of classes in .txt members, where neither other members nor folders hold labels."""
+        if len({sample.key.rpartition("/")[0] for sample in self.samples}) > 1:
+            return self.labels
+        try:
+            names = names_of_texts(self.texts)
+        except ValueError as error:
+            self.problems.append(f"data: {self.fs.location}: {error}")
+            return self.labels
+        if names is None and self.tables:
+            self.problems.append(
+                f"data: {self.tables[0]} looks like labels, and tables in a tar are not read. Use a zip or a folder of "
+                "the same files, or --data.labels=false"
+            )
+        return names or self.labels
 
-def _number_labels(
-    fs: FileSystem,
-    samples: Sequence[_TarSample],
-    labels: Sequence[Label | None],
-    orphans: dict[str, dict[str, bytes]],
-    problems: list[str],
-) -> tuple[list[int], tuple[str, ...]]:
-    """Return `TarIndex.label` and `label_names`; `problems` gets what prevents that."""
-    certain = [key for key, members in orphans.items() if any(map(is_certain_label, members))]
-    if certain and all(label is None for label in labels):
-        problems.append(
-            f"data: {fs.location}: {len(certain):,} labels belong to no image ({printable(certain[0])}). Give both the "
-            "same name, or use --data.labels=false"
-        )
-    try:
-        return number_labels(labels, [sample.key for sample in samples], NO_LABEL)
-    except UsageError as error:
-        problems.append(str(error))
-        return [NO_LABEL] * len(samples), ()
-
-
-def _parse_label(members: dict[str, bytes], sample: _TarSample, location: str, problems: list[str]) -> Label | None:
-    """Return the label of a sample; `problems` gets what prevents that.
-
-    location: of the shard, or of the folder of the shards.
-    """
-    try:
-        return parse_sample_label(members, sample.suffix)
-    except ValueError as error:
-        problems.append(
-            f"data: {location}, {printable(sample.key)}.{error}. Write a number from 0 on or a "
-            "name into a .cls, or use --data.labels=false"
-        )
-        return None
+    def _parse_label(self, members: dict[str, bytes], sample: _TarSample, location: str) -> Label | None:
+        """Return the label of a sample. location: of the shard, or of the folder of the shards."""
+        try:
+            return parse_sample_label(members, sample.suffix)
+        except ValueError as error:
+            self.problems.append(
+                f"data: {location}, {printable(sample.key)}.{error}. Write a number from 0 on or a "
+                "name into a .cls, or use --data.labels=false"
+            )
+            return None
 
 
 def _compute_crc32(file: SequentialReader, member: TarMember) -> int:
@@ -323,7 +368,7 @@ def _validate(arrays: dict[str, np.ndarray]) -> TarIndex:
     shards, sizes, shard, start, size = (arrays[key] for key in ("shards", "sizes", "shard", "start", "size"))
     rows = {key: len(arrays[key]) for key in ("shard", "start", "size", "label", "crc32", "keys")}
     versions = arrays["versions"]
-    lengths = {len(shards), len(sizes), len(versions)}
+    lengths = {len(shards), len(sizes), len(versions), len(arrays["num_others"])}
     if len(set(rows.values())) != 1 or not len(shard) or len(lengths) != 1 or not len(shards):
         raise ValueError(f"its arrays do not fit: {len(shards)} shards, {len(sizes)} sizes, {rows}")
     names = tuple(str(name) for name in shards)
@@ -339,6 +384,7 @@ def _validate(arrays: dict[str, np.ndarray]) -> TarIndex:
         shards=names,
         sizes=sizes.astype(np.int64),
         versions=tuple(str(version) for version in versions),
+        num_others=arrays["num_others"].astype(np.int64),
         shard=shard.astype(np.int32),
         start=start.astype(np.int64),
         size=size.astype(np.int64),

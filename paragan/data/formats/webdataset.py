@@ -120,7 +120,12 @@ def open_tar_shards(
     sizes = _stat_shards(fs, names) if names else shard_sizes(fs, pattern)
     index, index_note = _load_or_build_index(fs, sizes, remote or RemoteOptions(), log)
     unit = "shard" if len(sizes) == 1 else "shards"
+    num_ignored = int(index.num_others.sum())
+    if labels:
+        num_ignored -= int((index.label != NO_LABEL).sum())
     notes = (f"{len(sizes):,} {unit}; {index_note}",)
+    if num_ignored > 0:
+        notes = (*notes, f"ignored other files in the {unit} ({num_ignored:,})")
     if labels and index.problem:
         raise UsageError(index.problem)
     if not labels:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import struct
 import zipfile
@@ -15,7 +16,7 @@ from isal.isal_zlib import crc32
 
 from paragan.core.errors import UsageError
 from paragan.data.formats import dataset_json
-from paragan.data.formats.class_labels import labels_from_folders, resolve_class_names, sort_by_folder
+from paragan.data.formats.class_labels import labels_from_folders, no_label_key_error, sort_by_folder, to_nfc
 from paragan.data.formats.dataset_json import (
     CLASSES_JSON,
     DATASET_JSON,
@@ -24,14 +25,16 @@ from paragan.data.formats.dataset_json import (
     parse_dataset_json,
 )
 from paragan.data.formats.image_folder import format_extensions
+from paragan.data.formats.label_files import ImageFiles, read_label_files
 from paragan.data.formats.read_span import MAX_RECORD_BYTES, read_span
-from paragan.data.source import IMAGE_FORMATS, DecodeError
+from paragan.data.source import IMAGE_FORMATS, DecodeError, LabelChoice
 from paragan.data.storage.filesystem import FileSystem, format_error, is_litter, printable
 
 # The local header of a member: [0] is the signature, [9] and [10] are the lengths of name and extra field.
 _LOCAL_HEADER = struct.Struct("<4s5H3L2H")
 _HEADER_SLACK_BYTES = 64  # read beyond the expected header, so that most members take one request instead of two
 _ENCRYPTED_FLAG = 1
+_UTF8_FLAG = 0x800
 _CORRUPTION_ERRORS = (
     *(zipfile.BadZipFile, struct.error, EOFError, RuntimeError, NotImplementedError),
     *(ValueError, LookupError, OverflowError, TypeError),
@@ -132,7 +135,11 @@ def _member_name(info: zipfile.ZipInfo, has_backslashes: bool) -> str:
     has_backslashes: there is no slash in the archive.
     """
     is_windows = info.create_system in (0, 10)  # MS-DOS and NTFS
-    name = info.filename.replace("\\", "/") if is_windows or has_backslashes else info.filename
+    name = info.filename
+    if not info.flag_bits & _UTF8_FLAG and not name.isascii():
+        with contextlib.suppress(UnicodeError):  # macOS writes UTF-8 without the flag
+            name = name.encode("cp437").decode("utf8")
+    name = to_nfc(name.replace("\\", "/") if is_windows or has_backslashes else name)
     while name.startswith("./"):
         name = name[2:]
     return name
@@ -184,8 +191,8 @@ class ZipSource:
             yield f"{member.name}\0{member.size}\0{member.crc32}\n".encode(errors="surrogateescape")
 
 
-def open_zip(fs: FileSystem, name: str, *, labels: bool = True) -> ZipSource:
-    """Open the images of the archive `name`, labelled by its dataset.json, or by its folders if it has none.
+def open_zip(fs: FileSystem, name: str, *, labels: LabelChoice = True) -> ZipSource:
+    """Open the images of the archive `name`, labelled by its dataset.json, or like a folder if it has none.
 
     Raises:
         UsageError: it is damaged, holds no image, or labels do not fit.
@@ -206,27 +213,65 @@ def open_zip(fs: FileSystem, name: str, *, labels: bool = True) -> ZipSource:
                 f"data: {archive.location} holds {printable(first)} twice. Write it again with one of them"
             )
     root = _root_of(names, members_by_name)
-    labels_member = members_by_name.get(root + DATASET_JSON)
-    classes_member = members_by_name.get(root + CLASSES_JSON) if labels_member else None
-    num_ignored = len(archive.members) - len(images) - bool(labels_member) - bool(classes_member)
-    notes = (f"ignored other files in the archive ({num_ignored:,})",) if num_ignored else ()
-    if labels_member is None:
-        names = sort_by_folder(names)
-        images = [members_by_name[name] for name in names]
+    if root + DATASET_JSON not in members_by_name:
+        return _open_like_folder(archive, members_by_name, sort_by_folder(names), labels)
+    path = f"{archive.location}/{root}{DATASET_JSON}"
+    if isinstance(labels, str):
+        raise no_label_key_error(labels, path)
+    classes_member = members_by_name.get(root + CLASSES_JSON)
+    notes = _describe_ignored(len(archive.members) - len(images) - 1 - bool(classes_member))
     if not labels:
         return ZipSource(archive, images, None, (), notes)
-    if labels_member is None:
-        return ZipSource(archive, images, *labels_from_folders(names, archive.location, f"add a {DATASET_JSON}"), notes)
-    path = f"{archive.location}/{root}{DATASET_JSON}"
     classes: tuple[str, ...] = ()
     try:
         if classes_member:
             classes = parse_class_names(archive.read(classes_member), f"{archive.location}/{root}{CLASSES_JSON}")
-        data = archive.read(labels_member, dataset_json.MAX_JSON_BYTES)
-        numbers = parse_dataset_json(data, [name.removeprefix(root) for name in names], path, len(classes) or None)
+        data = archive.read(members_by_name[root + DATASET_JSON], dataset_json.MAX_JSON_BYTES)
     except DecodeError as error:
         raise UsageError(f"data: {path} cannot be read: it {error}. Write the archive again") from None
-    return ZipSource(archive, images, numbers, resolve_class_names(numbers, classes), notes)
+    numbers, classes = parse_dataset_json(data, [name.removeprefix(root) for name in names], path, classes)
+    return ZipSource(archive, images, numbers, classes, notes)
+
+
+def _open_like_folder(
+    archive: ZipArchive, members_by_name: dict[str, ZipMember], names: Sequence[str], labels: LabelChoice
+) -> ZipSource:
+    """Open the images `names` [N], labelled by files beside them or by their folders."""
+    images = [members_by_name[name] for name in names]
+    others = [name for name in members_by_name.keys() - set(names) if not any(map(is_litter, name.split("/")))]
+    num_others = len(archive.members) - len(images)
+    if not labels:
+        return ZipSource(archive, images, None, (), _describe_ignored(num_others))
+
+    def read(selected: Sequence[str]) -> list[bytes]:
+        try:
+            return [archive.read(members_by_name[name], dataset_json.MAX_JSON_BYTES) for name in selected]
+        except DecodeError as error:
+            raise UsageError(
+                f"data: {archive.location}: labels cannot be read: one of their files {error}. Write the archive "
+                "again, or use --data.labels=false"
+            ) from None
+
+    numbers, classes = labels_from_folders(names, archive.location, f"add a {DATASET_JSON}")
+    outer = _outer_folder(names, has_classes=numbers is not None)
+    files = ImageFiles(archive.location, names, sorted(others), read, numbers is not None, outer)
+    file_labels = read_label_files(files, labels)
+    if file_labels is None:
+        return ZipSource(archive, images, numbers, classes, _describe_ignored(num_others))
+    notes = (file_labels.note, *_describe_ignored(num_others - len(file_labels.files)))
+    return ZipSource(archive, images, file_labels.labels, file_labels.classes, notes)
+
+
+def _describe_ignored(count: int) -> tuple[str, ...]:
+    return (f"ignored other files in the archive ({count:,})",) if count else ()
+
+
+def _outer_folder(names: Sequence[str], has_classes: bool) -> str:
+    """Return the folder around all images or class folders, with a slash; "" if it is the top."""
+    folder = names[0].rpartition("/")[0]
+    if has_classes:
+        folder = folder.rpartition("/")[0]
+    return f"{folder}/" if folder else ""
 
 
 def _root_of(names: Sequence[str], members: Container[str]) -> str:

@@ -252,9 +252,44 @@ def test_classes_in_every_supported_form(tmp_path):
     assert result.labels is not None
     assert result.labels.tolist() == [2, 1, 0]
     assert result.read(2) == encode_image(IMAGES[2])
-    captions = open_source(str(tar(tmp_path / "b.tar", [("0.png", encode_image(IMAGES[0])), ("0.txt", b"a cat")])))
-    assert captions.labels is None
-    assert captions.classes == ()
+
+
+def with_texts(texts: list[bytes], folder: str = "{}") -> Members:
+    images = [(f"{folder.format(i // 4)}/{i}.png", encode_image(IMAGES[i])) for i in range(len(texts))]
+    return [*images, *((f"{folder.format(i // 4)}/{i}.txt", text) for i, text in enumerate(texts))]
+
+
+def test_names_of_classes_in_txt_are_read(tmp_path):
+    texts = [b"cat", b"dog\n"] * 4
+    result = open_source(str(tar(tmp_path / "a.tar", with_texts(texts, "."))))
+    assert labels_of(result) == [0, 1] * 4
+    assert result.classes == ("cat", "dog")
+    assert "ignored" not in "".join(result.notes)
+
+
+@pytest.mark.parametrize("texts", [[b"a cat"], [b"a cat %d" % i for i in range(8)], [b"a\nb"] * 8, [b"x" * 201] * 8])
+def test_captions_are_no_labels(tmp_path, texts):
+    path = str(tar(tmp_path / "a.tar", with_texts(texts, ".")))
+    for _ in range(2):
+        assert "captions are no classes" in open_error(path)
+        assert "or use --data.labels=false" in open_error(path)
+        result = open_source(path, labels=False)
+        assert result.labels is None
+        assert f"ignored other files in the shard ({len(texts)})" in result.notes
+
+
+def test_captions_in_class_folders_are_passed_over(tmp_path):
+    texts = [b"caption %d" % i for i in range(8)]
+    result = open_source(str(tar(tmp_path / "a.tar", with_texts(texts))))
+    assert labels_of(result) == [0] * 4 + [1] * 4
+    assert "ignored other files in the shard (8)" in result.notes
+
+
+def test_what_is_passed_over_in_some_of_the_shards_is_counted(tmp_path):
+    for name in ("a", "b"):
+        tar(tmp_path / f"{name}.tar", [*labelled(), ("README", b"x"), ("x.csv", b"x")][: 9 if name == "a" else 7])
+    assert "ignored other files in the shards (3)" in open_source(str(tmp_path)).notes
+    assert "ignored other files in the shard (1)" in open_source(str(tmp_path / "b.tar")).notes
 
 
 @pytest.mark.parametrize(
@@ -389,6 +424,7 @@ def test_members_that_are_no_images_are_skipped(tmp_path):
         ([("0.png", b"x"), ("0.label.npy", b"\x93NUMPY")], "0.label.npy: looks like a label"),
         ([("0.png", b"x"), ("0.json", b'{"label": [0, 2]}')], "0.json holds '{\"label\": [0, 2]}', which is no class"),
         ([("0.png", b"x"), ("0.json", b'{"label": NaN}')], "which is no class"),
+        ([("0.png", b"x"), ("labels.csv", b"x")], "labels.csv looks like labels, and tables in a tar are not read"),
         ([("0.png", b"x"), ("dataset.json", b"{}")], "the labels of a dataset.json in a tar are not read"),
         ([("a/0.png", b"x"), ("b/c/0.png", b"x")], "images at different depths"),
         ([("0.png", b"x"), ("0.cls", b"0"), ("1.png", b"x"), ("1.cls", b"cat")], "0: its label is the number 0"),
@@ -467,7 +503,7 @@ def build(folder: Path) -> TarIndex:
 def test_an_index_comes_back_as_it_was(tmp_path):
     index = build(tmp_path)
     repeated = from_bytes(index.to_bytes(), "it")
-    for key in ("sizes", "shard", "start", "size", "label", "crc32", "keys"):
+    for key in ("sizes", "num_others", "shard", "start", "size", "label", "crc32", "keys"):
         assert (getattr(repeated, key) == getattr(index, key)).all()
         assert getattr(repeated, key).dtype == getattr(index, key).dtype
     assert repeated.shards == index.shards

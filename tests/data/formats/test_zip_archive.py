@@ -60,7 +60,7 @@ def test_stylegans_form(tmp_path, method):
 
 
 def test_null_labels_mean_none_despite_folders(tmp_path):
-    for text in ('{"labels": null}', "{}", '{"labels": []}'):
+    for text in ('{"labels": null}', '{"labels": []}'):
         result = open_source(str(archive(tmp_path / "a.zip", {**images(), "dataset.json": text})))
         assert result.labels is None
         assert result.classes == ()
@@ -154,7 +154,11 @@ def test_names_that_do_not_match_are_listed(tmp_path):
         ('{"labels": 3}', "is not of the form"),
         ('{"labels": [["a.png", 0.5]]}', '["a.png", 0.5] is not a pair'),
         ('{"labels": [["a.png", true]]}', "is not a pair"),
-        ('{"labels": [["a.png", [0, 1]]]}', "is not a pair"),
+        ('{"labels": [["a.png", [0, 2]]]}', "is not a pair"),
+        ('{"labels": [["a.png"]]}', "is not a pair"),
+        ("{}", "is not of the form"),
+        ('{"a.png": 0}', "is not of the form"),
+        ('{"data": {"labels": [["a.png", 0]]}}', "is not of the form"),
         ('{"labels": [["a.png", 0], ["a.png", 1]]}', "names a.png twice, as 0 and 1"),
         ('{"labels": [["a.png", -1]]}', "1 of 1 labels are negative"),
         ('{"labels": [["a.png", 5]]}', "5 of these classes have no image (0, 1, 2, 3, 4)"),
@@ -169,6 +173,34 @@ def test_a_bad_listing_is_refused_in_a_zip_and_in_a_folder(tmp_path, text, expec
     (tmp_path / "set" / "dataset.json").write_bytes(text.encode() if isinstance(text, str) else text)
     assert expected in open_error(tmp_path / "set")
     assert open_source(str(tmp_path / "set"), labels=False).labels is None
+
+
+@pytest.mark.parametrize(
+    ("labels", "expected", "classes"),
+    [
+        ({"a.png": 1, "b.png": 0}, [1, 0], ("0", "1")),
+        ([["a.png", "dog"], ["b.png", "cat"]], [1, 0], ("cat", "dog")),
+        ([["a.png", [0, 1]], ["b.png", [1, 0]]], [1, 0], ("0", "1")),
+        ([["a.png", "1"], ["b.png", 0.0]], [1, 0], ("0", "1")),
+    ],
+)
+def test_a_listing_in_other_common_forms(tmp_path, labels, expected, classes):
+    members = {"dataset.json": json.dumps({"labels": labels}), **images(["a.png", "b.png"])}
+    result = open_source(str(archive(tmp_path / "a.zip", members)))
+    assert result.labels is not None
+    assert result.labels.tolist() == expected
+    assert result.classes == classes
+
+
+def test_names_in_a_listing_are_numbered_by_classes_json(tmp_path):
+    listing = json.dumps({"labels": [["a.png", "dog"], ["b.png", "cat"]]})
+    members = {**images(["a.png", "b.png"]), "dataset.json": listing, "classes.json": '["dog", "cow", "cat"]'}
+    result = open_source(str(archive(tmp_path / "a.zip", members)))
+    assert result.labels is not None
+    assert result.labels.tolist() == [0, 2]
+    assert result.classes == ("dog", "cow", "cat")
+    where = archive(tmp_path / "b.zip", members | {"classes.json": '["dog"]'})
+    assert "label cat is not in classes.json" in open_error(where)
 
 
 def test_a_folder_with_a_listing(tmp_path):

@@ -1,0 +1,343 @@
+"""Labels in files beside images: one file an image (0001.cls, .txt, .json), or a table (labels.csv, metadata.jsonl)."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from paragan.core.errors import UsageError
+from paragan.data.formats.class_labels import check_labels, require_label_key, resolve_class_names, to_nfc
+from paragan.data.formats.sample_label import (
+    JSON_KEYS,
+    Label,
+    is_certain_label,
+    is_label_suffix,
+    label_of_value,
+    names_of_texts,
+    number_labels,
+    parse_sample_label,
+    parse_sample_text,
+)
+from paragan.data.source import LabelChoice
+from paragan.data.storage.filesystem import abbreviate, format_error, printable
+
+DATASET_JSON = "dataset.json"  # of all images of a folder (dataset_json.py)
+TABLE_FILES = ("labels.csv", "labels.jsonl", "metadata.csv", "metadata.jsonl")  # the latter as Hugging Face has them
+
+_UNREAD_STEMS = ("labels", "label", "targets", "annotations", "metadata")  # of files that look like labels
+_FILE_COLUMNS = ("file_name", "filename", "file", "path", "image", "image_path", "image_name", "name", "image_id", "id")
+_LABEL_COLUMNS = (*JSON_KEYS, "labels", "y", "targets")
+_NO_LABEL = -1
+_EXPECTED_TABLE = "file_name,label"
+_REMEDY = "or use --data.labels=false"
+
+ReadFiles = Callable[[Sequence[str]], Iterable[bytes]]
+
+
+@dataclass(frozen=True)
+class ImageFiles:
+    """The images of a folder or an archive, and the other files.
+
+    location    : what messages call it
+    images      : [N] paths of the images, in their order
+    others      : paths of other files, in the folders of the images and around them
+    read        : returns the contents of some of the others
+    has_folders : whether the folders of the images are classes
+    outer       : the folder around all images, with a slash; "" without
+    """
+
+    location: str
+    images: Sequence[str]
+    others: Sequence[str]
+    read: ReadFiles
+    has_folders: bool
+    outer: str = ""
+
+    def display_path(self, name: str) -> str:
+        """Return the path of a file for messages."""
+        return f"{self.location}/{printable(name)}"
+
+
+@dataclass(frozen=True)
+class FileLabels:
+    """Labels of images.
+
+    labels  : [N] int64
+    classes : [K] names
+    files   : those that hold them
+    note    : a line for `describe`
+    """
+
+    labels: np.ndarray
+    classes: tuple[str, ...]
+    files: frozenset[str]
+    note: str
+
+
+@dataclass
+class _Table:
+    """What a table says: the label of each file that it names, or why it has none."""
+
+    name: str
+    column: str = ""
+    label_by_name: dict[str, Label] = field(default_factory=dict)
+    problem: str = ""
+
+
+def read_label_files(files: ImageFiles, labels: LabelChoice) -> FileLabels | None:
+    """Return the labels that files beside the images hold; None if there are none.
+
+    Labels of single images come before class folders, as in WebDataset; tables and names in .txt after them.
+
+    Args:
+        files: the images, and the other files.
+        labels: whether to read labels, or the column of tables that holds them.
+
+    Raises:
+        UsageError: files that look like labels cannot be read, or do not fit the images.
+    """
+    if not labels:
+        return None
+    for name in files.others:
+        if _base_of(name) == DATASET_JSON:
+            raise UsageError(
+                f"data: {files.display_path(name)} is not beside all images or above them, and is not read. Move it "
+                f"there, with paths from there in it, or away"
+            )
+    names = [name for name in files.others if is_label_table(name)]
+    if isinstance(labels, str):
+        if not names:
+            raise UsageError(
+                f"data.label_key={printable(labels)}: {files.location} has no {', '.join(TABLE_FILES)}, whose columns "
+                "could be chosen. Leave it out"
+            )
+        return _join_tables(files, [_read_table(files, name, labels) for name in names])
+    members = _read_sidecars(files)
+    result = _labels_of_samples(files, members)
+    if result or files.has_folders:
+        return result
+    tables = [_read_table(files, name, "") for name in names]
+    if any(table.label_by_name for table in tables):
+        return _join_tables(files, [table for table in tables if table.label_by_name])
+    return _labels_of_texts(files, members) or _require_no_labels(files, tables)
+
+
+def is_label_table(name: str) -> bool:
+    """Return whether a file is a table of labels by its name."""
+    return _base_of(name).lower() in TABLE_FILES
+
+
+def resembles_labels(name: str) -> bool:
+    """Return whether a file looks like labels of many images by its name."""
+    return _base_of(name).partition(".")[0].lower() in _UNREAD_STEMS
+
+
+def _base_of(name: str) -> str:
+    return name.rpartition("/")[2]
+
+
+def _split_name(name: str) -> tuple[str, str]:
+    """Return the key of the sample to which a file belongs, up to the first dot, and its suffix, as WebDataset does."""
+    folder, slash, base = to_nfc(name).rpartition("/")
+    stem, _, suffix = base.partition(".")
+    return folder + slash + stem, suffix.lower()
+
+
+# Files of single images ---------------------------------------------------------------------------------------
+
+
+def _read_sidecars(files: ImageFiles) -> dict[str, dict[str, tuple[str, bytes]]]:
+    """Return the files that may be labels by key and suffix: name and contents."""
+    keys = {_split_name(name)[0] for name in files.images}
+    names: list[str] = []
+    for name in files.others:
+        key, suffix = _split_name(name)
+        if is_certain_label(suffix) or (key in keys and is_label_suffix(suffix)):
+            names.append(name)
+    members: dict[str, dict[str, tuple[str, bytes]]] = defaultdict(dict)
+    for name, data in zip(names, files.read(names)):
+        key, suffix = _split_name(name)
+        members[key][suffix] = name, data
+    return members
+
+
+def _members_of(members: Mapping[str, Mapping[str, tuple[str, bytes]]], image: str) -> tuple[dict[str, bytes], str]:
+    """Return the contents by suffix of the files that belong to an image, and its suffix."""
+    key, suffix = _split_name(image)
+    return {member: data for member, (_, data) in members.get(key, {}).items()}, suffix
+
+
+def _labels_of_samples(files: ImageFiles, members: dict[str, dict[str, tuple[str, bytes]]]) -> FileLabels | None:
+    certain = [name for group in members.values() for suffix, (name, _) in group.items() if is_certain_label(suffix)]
+    labels: list[Label | None] = []
+    for image in files.images:
+        try:
+            labels.append(parse_sample_label(*_members_of(members, image)))
+        except ValueError as error:
+            stem = files.display_path(_split_name(image)[0])
+            raise UsageError(
+                f"data: {stem}.{error}. Write a number from 0 on or a name into a .cls, {_REMEDY}"
+            ) from None
+    num_missing = labels.count(None)
+    if num_missing == len(labels) and certain:
+        raise UsageError(
+            f"data: {files.location}: {len(certain):,} labels belong to no image ({printable(certain[0])}). Write both "
+            f"with the same name, {_REMEDY}"
+        )
+    if num_missing == len(labels) or (num_missing and files.has_folders and not certain):
+        return None
+    if num_missing:
+        raise UsageError(
+            f"data: {num_missing:,} of {len(labels):,} images have no class "
+            f"({files.display_path(files.images[labels.index(None)])}). Add a .cls with a number to each, {_REMEDY}"
+        )
+    used = {_split_name(name)[0] for name in files.images}
+    sidecars = {name: suffix for key in used for suffix, (name, _) in members.get(key, {}).items()}
+    return _number(files, [label for label in labels if label is not None], sidecars)
+
+
+def _labels_of_texts(files: ImageFiles, members: dict[str, dict[str, tuple[str, bytes]]]) -> FileLabels | None:
+    known: dict[str, str] = {}
+    try:
+        names = names_of_texts([parse_sample_text(*_members_of(members, image), known) for image in files.images])
+    except ValueError as error:
+        raise UsageError(f"data: {files.location}: {error}") from None
+    if names is None:
+        return None
+    sidecars = {name: suffix for group in members.values() for suffix, (name, _) in group.items() if suffix == "txt"}
+    return _number(files, names, sidecars)
+
+
+def _number(files: ImageFiles, labels: Sequence[Label], sidecars: Mapping[str, str]) -> FileLabels:
+    """Return labels of single images as numbers. sidecars: the files that hold them, with their suffixes."""
+    numbers, names = number_labels(labels, [files.display_path(image) for image in files.images], _NO_LABEL)
+    array = np.array(numbers, np.int64)
+    check_labels(array, files.location, len(names) or None)
+    suffixes = sorted({f".{suffix.rpartition('.')[2]}" for suffix in sidecars.values()})
+    note = f"labels of {len(sidecars):,} files beside the images ({', '.join(suffixes)})"
+    return FileLabels(array, resolve_class_names(array, names), frozenset(sidecars), note)
+
+
+# Tables -------------------------------------------------------------------------------------------------------
+
+
+def _read_table(files: ImageFiles, name: str, column: str) -> _Table:
+    """Read the table `name`. column: of the labels; "" for the usual one."""
+    path = files.display_path(name)
+    (data,) = files.read([name])
+    try:
+        columns, rows = _parse_csv(data) if name.lower().endswith(".csv") else _parse_jsonl(data)
+    except (ValueError, RecursionError, csv.Error) as error:
+        raise UsageError(
+            f"data: {path} cannot be read ({format_error(error)}). Write it with columns {_EXPECTED_TABLE}, {_REMEDY}"
+        ) from None
+    by_lower = {key.lower(): key for key in reversed(columns)}
+    file_column = next((by_lower[key] for key in _FILE_COLUMNS if key in by_lower), None)
+    if column:
+        require_label_key(columns, column, path)
+    else:
+        column = next((by_lower[key] for key in _LABEL_COLUMNS if key in by_lower), "")
+    if not column or file_column is None:
+        return _Table(name, problem=_unusable_table_message(path, columns, column))
+    table = _Table(name, column)
+    folder = name[: len(name) - len(_base_of(name))]
+    for row in rows:
+        value = row.get(column)
+        label = label_of_value(value.strip() if isinstance(value, str) else value)
+        if label is None:
+            raise UsageError(
+                f"data: {path}: column {printable(column)} holds {printable(str(value))[:40]!r}, which is no class. "
+                f"Write a number from 0 on or a name, {_REMEDY}"
+            )
+        file_name = folder + str(row.get(file_column)).replace("\\", "/").removeprefix("./")
+        first = table.label_by_name.setdefault(to_nfc(file_name), label)
+        if first != label:
+            raise UsageError(
+                f"data: {path} names {printable(file_name)} twice, as {printable(str(first))} and "
+                f"{printable(str(label))}. Leave one out, {_REMEDY}"
+            )
+    return table
+
+
+def _parse_csv(data: bytes) -> tuple[list[str], list[dict]]:
+    """Return the columns of a table and its rows. Raises ValueError or csv.Error."""
+    text = data.decode("utf-8-sig")
+    delimiter = max(",;\t", key=text.partition("\n")[0].count)
+    lines = [line for line in csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True) if line]
+    columns = [name.strip() for name in lines[0]] if lines else []
+    return columns, [dict(zip(columns, line)) for line in lines[1:]]
+
+
+def _parse_jsonl(data: bytes) -> tuple[list[str], list[dict]]:
+    """Return the keys of the objects in lines of JSON, and the objects. Raises ValueError or RecursionError."""
+    rows = [json.loads(line) for line in data.decode("utf-8-sig").split("\n") if line.strip()]
+    if not all(isinstance(row, dict) for row in rows):
+        raise ValueError("a line is no object")
+    return list(dict.fromkeys(key for row in rows for key in row)), rows
+
+
+def _unusable_table_message(path: str, columns: Sequence[str], column: str) -> str:
+    shown = abbreviate(columns, 10) or "nothing"
+    if column:
+        return f"data: {path} has no column of file names, only {shown}. Write columns {_EXPECTED_TABLE}, {_REMEDY}"
+    return (
+        f"data: {path} has no column of labels, only {shown}. Choose one with --data.label_key=COLUMN, call it label, "
+        f"{_REMEDY}"
+    )
+
+
+def _join_tables(files: ImageFiles, tables: Sequence[_Table]) -> FileLabels:
+    """Return the labels of all images, each from one of the tables.
+
+    Raises:
+        UsageError: a table cannot be used, or an image is in none.
+    """
+    label_by_name: dict[str, Label] = {}
+    for table in tables:
+        if table.problem:
+            raise UsageError(table.problem)
+        label_by_name |= table.label_by_name
+        folder = table.name[: len(table.name) - len(_base_of(table.name))]
+        if files.outer.startswith(folder):  # a table around the images may name them without their folder
+            for name, label in table.label_by_name.items():
+                label_by_name.setdefault(files.outer + name.removeprefix(folder), label)
+    labels: list[Label] = []
+    missing: list[str] = []
+    for image in map(to_nfc, files.images):
+        label = label_by_name.get(image, label_by_name.get(image.rpartition(".")[0]))
+        if label is None:
+            missing.append(image)
+        else:
+            labels.append(label)
+    path = files.display_path(tables[0].name)
+    if missing:
+        raise UsageError(
+            f"data: {path} has no label of {len(missing):,} of {len(files.images):,} images ({abbreviate(missing)}). "
+            f"Add them, {_REMEDY}"
+        )
+    numbers, names = number_labels(labels, [files.display_path(image) for image in files.images], _NO_LABEL)
+    array = np.array(numbers, np.int64)
+    check_labels(array, path, len(names) or None)
+    num_rows = sum(len(table.label_by_name) for table in tables)
+    note = f"labels of {abbreviate([table.name for table in tables])}, column {printable(tables[0].column)}"
+    if num_rows > len(labels):
+        note += f"; {num_rows - len(labels):,} of its rows name other files"
+    return FileLabels(array, resolve_class_names(array, names), frozenset(table.name for table in tables), note)
+
+
+def _require_no_labels(files: ImageFiles, tables: Sequence[_Table]) -> None:
+    """Raise UsageError if a file that looks like labels was not read."""
+    for table in tables:
+        raise UsageError(table.problem)
+    for name in files.others:
+        if resembles_labels(name):
+            raise UsageError(
+                f"data: {files.display_path(name)} looks like labels, and is not read. Write labels.csv with columns "
+                f"{_EXPECTED_TABLE}, {_REMEDY}"
+            )
