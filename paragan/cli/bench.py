@@ -10,7 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paragan.cli.bench_step import add_step_command
-from paragan.cli.common import add_command, check_no_extra_arguments, check_writable, run_in_world, without_ranks_option
+from paragan.cli.common import (
+    add_command,
+    add_label_options,
+    check_no_extra_arguments,
+    check_writable,
+    name_label_options,
+    run_in_world,
+    without_ranks_option,
+)
 from paragan.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -114,6 +122,7 @@ def _add_data_command(kinds: Any) -> None:
     p = add_command(kinds, "data", _bench_data, "measure how fast the data pipeline makes images")
     p.add_argument("--data", required=True, metavar="D", help="as for `paragan train --data`")
     p.add_argument("--resolution", type=int, metavar="R", help="crop and resize to this (chosen from the data)")
+    add_label_options(p, "whether to read labels (yes)")
     p.add_argument("--batch", type=int, default=64, metavar="N", help="images of a batch (64)")
     p.add_argument("--seconds", type=float, default=10.0, metavar="X", help="how long to measure (10)")
     p.add_argument("--json", metavar="F", help="also write the figures to this file")
@@ -127,7 +136,9 @@ def _bench_data(options: argparse.Namespace, rest: list[str], arguments: list[st
     check_no_extra_arguments(rest)
     if options.batch < 1 or not 0 < options.seconds < 1e5:
         raise UsageError("--batch, --seconds: out of range. Use --batch 1 or more, --seconds above 0")
-    images = load_data(options.data, resolution=options.resolution, cache="stream")
+    labels = options.labels and (options.label_key or True)
+    with name_label_options():
+        images = load_data(options.data, resolution=options.resolution, labels=labels, cache="stream")
     assert isinstance(images.images, StreamingImages)
     sys.stdout.write(images.describe() + "\n")
     throughput = measure_throughput(images.images, options.batch, options.seconds)

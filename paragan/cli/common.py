@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -150,6 +151,22 @@ def select_device(name: str | None, default: str) -> Device:
 
 def add_nets_option(p: argparse.ArgumentParser) -> None:
     p.add_argument("--nets", metavar="MODULE:CLASS", help="your network class, if the model was trained with one")
+
+
+def add_label_options(p: argparse.ArgumentParser, summary: str) -> None:
+    p.add_argument("--labels", action=argparse.BooleanOptionalAction, default=True, help=summary)
+    p.add_argument("--label-key", default="", metavar="KEY", help="key or column of the labels, if there are several")
+
+
+@contextmanager
+def name_label_options() -> Iterator[None]:
+    """Name the options of `add_label_options` in errors, where these name fields of a run."""
+    try:
+        yield
+    except UsageError as error:
+        message = str(error).replace("--data.label", "data.label").replace("data.labels=false", "--no-labels")
+        error.args = (message.replace("data.label_key", "--label-key"), *error.args[1:])
+        raise
 
 
 def check_no_extra_arguments(rest: list[str]) -> None:

@@ -11,11 +11,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paragan.cli.common import add_command, check_no_extra_arguments
+from paragan.cli.common import add_command, add_label_options, check_no_extra_arguments, name_label_options
 from paragan.core.errors import RunError, UsageError
 
 if TYPE_CHECKING:
-    from paragan.data.source import Source
+    from paragan.data.source import LabelChoice, Source
     from paragan.data.tools.convert import ConvertResult
     from paragan.data.tools.parallel_map import ProgressFn
 
@@ -142,6 +142,7 @@ def _add_inspect_command(commands: Any) -> None:
     p.add_argument("--resolution", type=int, metavar="R", help="resolution of training (default: as in training)")
     p.add_argument("--sheet", metavar="FILE.png", help="also draw a few images of each class")
     p.add_argument("--json", metavar="FILE", help="also write all results, with names of images")
+    add_label_options(p, "whether to read labels (yes)")
 
 
 def _inspect(options: argparse.Namespace, rest: list[str], arguments: list[str]) -> int:
@@ -155,7 +156,7 @@ def _inspect(options: argparse.Namespace, rest: list[str], arguments: list[str])
         raise UsageError(f"--sheet={options.sheet}: the name must end in .png. Use one such as sheet.png.")
     malformed: MalformedDataset | None = None
     try:
-        source = _open_images(options.path)
+        source = _open_images(options.path, labels=options.labels and (options.label_key or True))
     except MalformedDataset as error:
         malformed = error
         source = error.source
@@ -202,9 +203,7 @@ def _add_output_options(p: argparse.ArgumentParser) -> None:
     )
     p.add_argument("--format", choices=["png", "jpg"], help="of files (default: unchanged; png if it is not a file)")
     p.add_argument("--quality", type=int, default=95, metavar="Q", help="of jpg, 1 to 100 (95)")
-    p.add_argument(
-        "--labels", action=argparse.BooleanOptionalAction, default=True, help="whether to write labels (yes)"
-    )
+    add_label_options(p, "whether to write labels (yes)")
     p.add_argument("--skip-bad", action="store_true", help="leave out images that cannot be decoded; see TO.bad.txt")
     p.add_argument("--shuffle", type=int, metavar="SEED", help="write in a random order")
     p.add_argument("--shard-mb", type=float, default=64.0, metavar="MB", help="maximum size of a tar shard (64)")
@@ -236,7 +235,7 @@ def _convert(options: argparse.Namespace, rest: list[str], arguments: list[str])
     require_absent(out)
     finalize = _reindex_folder if output_format.name == "tars" else None
     with exit_on_signal(), _progress_bar("images written") as show_progress:
-        source = _open_images(options.path, labels=options.labels)
+        source = _open_images(options.path, labels=options.labels and (options.label_key or True))
         result = convert(source, out, output_format, convert_options, progress=show_progress, finalize=finalize)
         _print_lines(_describe_result(result, out))
     return 0
@@ -327,14 +326,15 @@ def _stats(options: argparse.Namespace, rest: list[str], arguments: list[str]) -
 # shared -----------------------------------------------------------------------------------------------
 
 
-def _open_images(location: str, labels: bool = True) -> Source:
+def _open_images(location: str, labels: LabelChoice = True) -> Source:
     """Open the data set that a command names; it must hold images."""
     from paragan.data.open_source import open_source
     from paragan.data.source import DecodeError
     from paragan.data.storage.filesystem import printable, redact_url
 
     try:
-        source = open_source(location, labels=labels)
+        with name_label_options():
+            source = open_source(location, labels=labels)
     except DecodeError as error:
         raise UsageError(f"data: {printable(redact_url(location))}: {error}: check the path or address") from None
     except RunError as error:

@@ -14,6 +14,7 @@ from paragan.data.formats.dataset_json import DATASET_JSON, is_image, open_label
 from paragan.data.formats.hdf5 import open_hdf5
 from paragan.data.formats.hf_datasets import is_hf_dataset, open_hf_dataset
 from paragan.data.formats.image_folder import OuterFolder, format_extensions, open_image_folder
+from paragan.data.formats.label_files import resembles_labels
 from paragan.data.formats.npz import read_npy, read_npz
 from paragan.data.formats.webdataset import is_shard_pattern, list_shards, open_from_index, open_tar_shards
 from paragan.data.formats.zip_archive import open_zip
@@ -114,7 +115,14 @@ def _open_folder(
     if DATASET_JSON in listing.files:
         return open_labelled_folder(fs, listing, labels=_without_key(labels, fs.location))
     if list_shards(listing):
-        return open_tar_shards(fs, "*.tar", remote, labels=_without_key(labels, fs.location))
+        source = open_tar_shards(fs, "*.tar", remote, labels=_without_key(labels, fs.location))
+        tables = [name for name in listing.files if resembles_labels(name)]
+        if labels and source.labels is None and tables:
+            raise UsageError(
+                f"data: {fs.display_path(tables[0])} looks like labels, and those of shards are members of them, such "
+                "as 0001.cls. Write them so, or use --data.labels=false"
+            )
+        return source
     if is_cifar(listing):
         return open_cifar(fs, listing, labels=_without_key(labels, fs.location))
     is_outer = len(listing.folders) == 1 and not any(map(is_image, listing.files))

@@ -99,6 +99,26 @@ def test_inspect_describes_the_data():
     assert output.err == ""
 
 
+@pytest.mark.parametrize(
+    "line", ["data inspect photos/ant", "data convert photos/ant b.zip", "bench data --seconds 0.1 --data photos/ant"]
+)
+def test_labels_that_cannot_be_read_can_be_left_out_by_every_command(line):
+    photos()
+    Path("photos/ant/0.txt").write_text("a caption")
+    error = usage_error(*line.split())
+    assert "captions are no classes" in error
+    assert error.endswith("or use --no-labels\n")
+    assert run_cli(*line.split(), "--no-labels").status == 0
+
+
+def test_the_key_of_labels_is_chosen_by_an_option():
+    images = RNG.integers(0, 256, (4, 8, 8, 3), np.uint8)
+    np.savez("a.npz", images=images, y=[0, 1, 0, 1], target=[0, 1, 2, 3])
+    assert "Choose with --label-key=target, or use --no-labels" in usage_error("data", "inspect", "a.npz")
+    assert "4 classes" in run_cli("data", "inspect", "a.npz", "--label-key=target").out
+    assert "--label-key=z: " in usage_error("data", "inspect", "a.npz", "--label-key=z")
+
+
 def test_inspect_reports_bad_images_with_status_0():
     (photos() / "ant" / "bad.png").write_bytes(b"no image")
     ended = run_cli("data", "inspect", "photos", "--json=found.json", "--sheet=sheet.png")

@@ -34,6 +34,7 @@ _UNREAD_STEMS = ("labels", "label", "targets", "annotations", "metadata")  # of 
 _FILE_COLUMNS = ("file_name", "filename", "file", "path", "image", "image_path", "image_name", "name", "image_id", "id")
 _LABEL_COLUMNS = (*JSON_KEYS, "labels", "y", "targets")
 _NO_LABEL = -1
+_MAX_SAMPLED = 256  # files beside the images of class folders that are read first: if none is a label, none are
 _EXPECTED_TABLE = "file_name,label"
 _REMEDY = "or use --data.labels=false"
 
@@ -156,15 +157,34 @@ def _read_sidecars(files: ImageFiles) -> dict[str, dict[str, tuple[str, bytes]]]
     """Return the files that may be labels by key and suffix: name and contents."""
     keys = {_split_name(name)[0] for name in files.images}
     names: list[str] = []
+    uncertain: list[str] = []
     for name in files.others:
         key, suffix = _split_name(name)
-        if is_certain_label(suffix) or (key in keys and is_label_suffix(suffix)):
+        if is_certain_label(suffix):
             names.append(name)
+        elif key in keys and is_label_suffix(suffix):
+            uncertain.append(name)
+    if not files.has_folders or len(uncertain) <= _MAX_SAMPLED or _sample_has_label(files, uncertain):
+        names += uncertain
     members: dict[str, dict[str, tuple[str, bytes]]] = defaultdict(dict)
     for name, data in zip(names, files.read(names)):
         key, suffix = _split_name(name)
         members[key][suffix] = name, data
     return members
+
+
+def _sample_has_label(files: ImageFiles, names: Sequence[str]) -> bool:
+    """Return whether one of _MAX_SAMPLED files, evenly spaced, is a label."""
+    rows = np.linspace(0, len(names) - 1, _MAX_SAMPLED).astype(np.int64)
+    sample = [names[row] for row in rows]
+    for name, data in zip(sample, files.read(sample)):
+        suffix = _split_name(name)[1]
+        try:
+            if parse_sample_label({suffix.rpartition(".")[2]: data}, "") is not None:
+                return True
+        except ValueError:
+            return True
+    return False
 
 
 def _members_of(members: Mapping[str, Mapping[str, tuple[str, bytes]]], image: str) -> tuple[dict[str, bytes], str]:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from fake_datasets import FakeRemoteFileSystem, encode_image, open_error, random_images, read_all_pixels
+from paragan.data.formats import label_files
 from paragan.data.formats.image_folder import open_image_folder
 from paragan.data.open_source import open_source
 from paragan.data.source import Source
@@ -191,6 +192,17 @@ def test_class_folders_come_before_tables_and_captions(write):
     rows = csv_of([*LABELS, *LABELS][:8], "file_name,kind", "a/") + csv_of(LABELS, "", "b/")
     chosen = open_source(str(write(files | {"labels.csv": rows}, "chosen")), labels="kind")
     assert labels_of(chosen) == LABELS * 2
+
+
+def test_of_many_captions_in_class_folders_a_sample_is_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(label_files, "_MAX_SAMPLED", 4)
+    files = images("a/") | images("b/")
+    captions = {name.replace("png", "txt"): b"a caption" for name in files}
+    place = FakeRemoteFileSystem(write_folder(tmp_path / "a", files | captions))
+    assert labels_of(open_image_folder(place, place.list_dir())) == [0] * 8 + [1] * 8
+    assert len(place.requests) == 4
+    numbers = {name: b"%d" % (index % 2) for index, name in enumerate(captions)}
+    assert labels_of(open_source(str(write_folder(tmp_path / "b", files | numbers)))) == LABELS * 2
 
 
 def test_labels_of_single_images_come_before_class_folders(write):

@@ -285,6 +285,15 @@ def test_captions_in_class_folders_are_passed_over(tmp_path):
     assert "ignored other files in the shard (8)" in result.notes
 
 
+def test_a_table_beside_the_shards_is_refused(tmp_path):
+    tar(tmp_path / "a.tar", [("0.png", encode_image(IMAGES[0]))])
+    (tmp_path / "labels.csv").write_text("file_name,label\n0.png,0")
+    assert "labels.csv looks like labels, and those of shards are members" in open_error(tmp_path)
+    assert open_source(str(tmp_path), labels=False).labels is None
+    tar(tmp_path / "a.tar", labelled())
+    assert labels_of(open_source(str(tmp_path))) == LABELS[:3]
+
+
 def test_what_is_passed_over_in_some_of_the_shards_is_counted(tmp_path):
     for name in ("a", "b"):
         tar(tmp_path / f"{name}.tar", [*labelled(), ("README", b"x"), ("x.csv", b"x")][: 9 if name == "a" else 7])
