@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import numpy as np
 
@@ -18,6 +19,7 @@ from paragan.data.storage.filesystem import ByteRange, DirListing, FileSystem, a
 REMOTE_THREADS = 32
 MAX_SIZE_REQUESTS = 4096  # of remote files, one request each
 NO_CLASS = "(no class)"  # the class of images outside of the class folders, in `paragan data inspect`
+T = TypeVar("T")
 
 
 class ImageFolderSource:
@@ -176,8 +178,7 @@ def _with_label_files(
 
     def read(selected: Sequence[str]) -> list[bytes]:
         places = [names[name] for name in selected]
-        with ThreadPoolExecutor(REMOTE_THREADS if fs.is_remote else 1) as pool:
-            return list(pool.map(lambda place: place[0].read(place[1]), places))
+        return map_reads(lambda place: place[0].read(place[1]), places, fs.is_remote)
 
     location = outer[0].fs.location if outer else fs.location
     images = ImageFiles(
@@ -199,6 +200,14 @@ def _with_label_files(
         notes.append(file_labels.note)
     source.notes = (*notes, *_describe_ignored(sorted(ignored), nested))
     return source
+
+
+def map_reads(read: Callable[[T], bytes], items: Iterable[T], is_remote: bool) -> list[bytes]:
+    """Return what `read` returns for each item, with many requests at once if each takes one."""
+    if not is_remote:
+        return [read(item) for item in items]
+    with ThreadPoolExecutor(REMOTE_THREADS) as pool:
+        return list(pool.map(read, items))
 
 
 def join_path(folder: str, name: str) -> str:

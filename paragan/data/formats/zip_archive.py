@@ -8,7 +8,6 @@ import struct
 import zipfile
 import zlib
 from collections.abc import Container, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import BinaryIO
 
@@ -25,7 +24,7 @@ from paragan.data.formats.dataset_json import (
     parse_class_names,
     parse_dataset_json,
 )
-from paragan.data.formats.image_folder import REMOTE_THREADS, format_extensions
+from paragan.data.formats.image_folder import format_extensions, map_reads
 from paragan.data.formats.label_files import ImageFiles, read_label_files
 from paragan.data.formats.read_span import MAX_RECORD_BYTES, read_span
 from paragan.data.source import IMAGE_FORMATS, DecodeError, LabelChoice
@@ -246,9 +245,10 @@ def _open_like_folder(
 
     def read(selected: Sequence[str]) -> list[bytes]:
         try:
-            with ThreadPoolExecutor(REMOTE_THREADS if archive.fs.is_remote else 1) as pool:
-                members = [members_by_name[name] for name in selected]
-                return list(pool.map(lambda member: archive.read(member, dataset_json.MAX_JSON_BYTES), members))
+            members = [members_by_name[name] for name in selected]
+            return map_reads(
+                lambda member: archive.read(member, dataset_json.MAX_JSON_BYTES), members, archive.fs.is_remote
+            )
         except DecodeError as error:
             raise UsageError(
                 f"data: {archive.location}: labels cannot be read: one of their files {error}. Write the archive "
