@@ -174,9 +174,8 @@ def _read_sidecars(files: ImageFiles) -> dict[str, dict[str, tuple[str, bytes]]]
 
 
 def _sample_has_label(files: ImageFiles, names: Sequence[str]) -> bool:
-    """Return whether one of _MAX_SAMPLED files, evenly spaced, is a label."""
-    rows = np.linspace(0, len(names) - 1, _MAX_SAMPLED).astype(np.int64)
-    sample = [names[row] for row in rows.tolist()]
+    """Return whether one of at most _MAX_SAMPLED files, evenly spaced, is a label."""
+    sample = names[:: -(-len(names) // _MAX_SAMPLED)]
     for name, data in zip(sample, files.read(sample)):
         suffix = _split_name(name)[1]
         try:
