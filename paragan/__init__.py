@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from paragan.models.load import load
     from paragan.models.model import Model
     from paragan.optim.optimizers import SGD, Adam, PlayerOptim, RMSprop
+    from paragan.train.compare_sets import compare
 
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # huge pages for torch's allocations (core/devices.py)
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # no stack traces when a rank is lost
@@ -49,6 +50,7 @@ __all__ = [
     "RunError",
     "ScalingManager",
     "UsageError",
+    "compare",
     "from_arrays",
     "load",
     "load_data",
@@ -65,6 +67,7 @@ _EXPORTS = {  # module -> public names, imported on first use
     ".models.hub": ("HubModel",),
     ".models.load": ("load",),
     ".models.model": ("Model",),
+    ".train.compare_sets": ("compare",),
     ".config.run": ("Run",),
     ".config.sections": ("DataOptions", "DeviceOptions", "EvaluationOptions"),
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from paragan.comm.launch_info import LaunchInfo
     from paragan.comm.world import World
     from paragan.config.run import Run
+    from paragan.data.tools.parallel_map import ProgressFn
     from paragan.train.console import RunConsole
 
 
@@ -109,6 +111,21 @@ def without_ranks_option(arguments: list[str]) -> list[str]:
     return result
 
 
+def count_ranks(requested: int | None, launch_info: LaunchInfo) -> int:
+    """Return the number of ranks, by --ranks or the launcher. Raises UsageError if they contradict each other."""
+    ranks = launch_info.size if requested is None else requested
+    if ranks < 1:
+        raise UsageError(f"--ranks {ranks}: must be positive. Use 1 or more")
+    if is_launched(launch_info) and ranks != launch_info.size:
+        raise UsageError(f"--ranks {ranks}: the launcher started {launch_info.size}. Leave --ranks out")
+    return ranks
+
+
+def is_launched(launch_info: LaunchInfo) -> bool:
+    """Return whether a launcher started this process as a rank."""
+    return launch_info.size > 1 or "RANK" in os.environ
+
+
 def run_in_world(
     run: Run,
     launch_info: LaunchInfo,
@@ -191,3 +208,28 @@ def check_writable(option: str, file: str | None) -> None:
         raise UsageError(f"{option} {file}: this is a folder. Use the name of a file")
     if file and not os.access(Path(file).absolute().parent, os.W_OK):
         raise UsageError(f"{option} {file}: the folder does not exist or is not writable")
+
+
+# Progress -----------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def progress_bar(unit: str, every_s: float = 10.0, enabled: bool = True) -> Iterator[ProgressFn]:
+    """Yield a function that shows progress on stderr: a live bar on a terminal, else a line every `every_s`."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True, highlight=False, quiet=not enabled)
+    columns = (MofNCompleteColumn(), TextColumn(unit), BarColumn(bar_width=20), TimeRemainingColumn())
+    last_line_s = time.monotonic()
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("", total=None)
+
+        def show_progress(done: int, count: int) -> None:
+            nonlocal last_line_s
+            bar.update(task, completed=done, total=count)
+            if not console.is_terminal and time.monotonic() - last_line_s >= every_s:
+                console.print(f"{done:,} of {count:,} {unit}")
+                last_line_s = time.monotonic()
+
+        yield show_progress

@@ -5,19 +5,21 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paragan.cli.common import add_command, add_label_options, check_no_extra_arguments, name_label_options
-from paragan.core.errors import RunError, UsageError
+from paragan.cli.common import (
+    add_command,
+    add_label_options,
+    check_no_extra_arguments,
+    name_label_options,
+    progress_bar,
+)
+from paragan.core.errors import UsageError
 
 if TYPE_CHECKING:
     from paragan.data.source import LabelChoice, Source
     from paragan.data.tools.convert import ConvertResult
-    from paragan.data.tools.parallel_map import ProgressFn
 
 ACCEPTED_PATHS = """is anything that `paragan train --data` accepts: `digits`, a folder of images, a folder with one
 folder for each class, an .npz, a .zip, an .h5, tar shards, an address."""
@@ -160,7 +162,7 @@ def _inspect(options: argparse.Namespace, rest: list[str], arguments: list[str])
     except MalformedDataset as error:
         malformed = error
         source = error.source
-    with _progress_bar("images inspected") as show_progress:
+    with progress_bar("images inspected") as show_progress:
         report = inspect_dataset(source, resolution=options.resolution, progress=show_progress)
     _print_lines(report.to_lines())
     if options.json:
@@ -234,7 +236,7 @@ def _convert(options: argparse.Namespace, rest: list[str], arguments: list[str])
         )
     require_absent(out)
     finalize = _reindex_folder if output_format.name == "tars" else None
-    with exit_on_signal(), _progress_bar("images written") as show_progress:
+    with exit_on_signal(), progress_bar("images written") as show_progress:
         source = _open_images(options.path, labels=options.labels and (options.label_key or True))
         result = convert(source, out, output_format, convert_options, progress=show_progress, finalize=finalize)
         _print_lines(_describe_result(result, out))
@@ -309,7 +311,7 @@ def _stats(options: argparse.Namespace, rest: list[str], arguments: list[str]) -
     if out.suffix != ".npz":
         raise UsageError(f"--out={out}: the name must end in .npz. Use one such as stats.npz.")
     dataset = load_data(options.path, resolution=options.resolution, labels=False, cache="stream")
-    with _progress_bar("images measured") as show_progress:
+    with progress_bar("images measured") as show_progress:
         stats = compute_reference(dataset, options.features, options.inception, options.count, show_progress)
     save_reference(stats, out)
     num_features = stats.space.num_features
@@ -328,22 +330,10 @@ def _stats(options: argparse.Namespace, rest: list[str], arguments: list[str]) -
 
 def _open_images(location: str, labels: LabelChoice = True) -> Source:
     """Open the data set that a command names; it must hold images."""
-    from paragan.data.open_source import open_source
-    from paragan.data.source import DecodeError
-    from paragan.data.storage.filesystem import printable, redact_url
+    from paragan.data.open_source import open_checked_source
 
-    try:
-        with name_label_options():
-            source = open_source(location, labels=labels)
-    except DecodeError as error:
-        raise UsageError(f"data: {printable(redact_url(location))}: {error}: check the path or address") from None
-    except RunError as error:
-        raise UsageError(str(error)) from error
-    except OSError as error:
-        name = printable(error.filename or redact_url(location))
-        raise UsageError(
-            f"data: {name} cannot be read: {error.strerror or error}; check path and permissions"
-        ) from None
+    with name_label_options():
+        source = open_checked_source(location, labels=labels)
     if source.array is not None and source.array.dtype != "uint8":
         raise UsageError(
             f"data: {source.location} holds numbers {list(source.array.shape)}, and `paragan data` is for images"
@@ -358,25 +348,3 @@ def _check_resolution(resolution: int | None) -> None:
 
 def _print_lines(lines: list[str]) -> None:
     sys.stdout.write("".join(f"{line}\n" for line in lines))
-
-
-@contextmanager
-def _progress_bar(unit: str, every_s: float = 10.0) -> Iterator[ProgressFn]:
-    """Yield a function that shows progress on stderr: a live bar on a terminal, else a line every `every_s`."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    console = Console(stderr=True, highlight=False)
-    columns = (MofNCompleteColumn(), TextColumn(unit), BarColumn(bar_width=20), TimeRemainingColumn())
-    last_line_s = time.monotonic()
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("", total=None)
-
-        def show_progress(done: int, count: int) -> None:
-            nonlocal last_line_s
-            bar.update(task, completed=done, total=count)
-            if not console.is_terminal and time.monotonic() - last_line_s >= every_s:
-                console.print(f"{done:,} of {count:,} {unit}")
-                last_line_s = time.monotonic()
-
-        yield show_progress

@@ -1,4 +1,4 @@
-"""`paragan eval`: score a model now, or with --follow the models of a run as they appear."""
+"""`paragan eval`: score a model now, with --follow the models of a run as they appear, or two sets of images."""
 
 from __future__ import annotations
 
@@ -16,9 +16,13 @@ from paragan.cli.common import (
     check_no_extra_arguments,
     check_seed,
     check_truncation,
+    count_ranks,
+    is_launched,
     run_in_world,
     select_device,
+    without_ranks_option,
 )
+from paragan.cli.eval_sets import check_options_of_runs, eval_sets
 from paragan.core.errors import Interrupted, UsageError
 
 if TYPE_CHECKING:
@@ -27,23 +31,42 @@ if TYPE_CHECKING:
     from paragan.train.console import RunConsole
 
 
-HELP = """Scores are appended to RUN_DIR/metrics.jsonl, each with its protocol.
+HELP = """Scores of a model are appended to RUN_DIR/metrics.jsonl, each with its protocol.
 
 Metrics: fd, kid and prdc in any feature space; is and is1 (1 split) with a classifier; fid, fid50k_full, kid50k_full,
 is50k, pr50k3_full and intra_fid with --features inception; intra_fd by class; accuracy and cas with --features
 resnet20, a classifier of the data that is trained once. docs/scores.md explains them.
+
+--reals A --fakes B scores two sets without a run. Each is what --data of `paragan train` accepts (a folder, .zip, .npz,
+.npy, .h5, tar shards, ...), or an .npz with mu and sigma, which fd and fid can use. The sets must have images of one
+size and colour, unless --resolution and --channels say what to make of them.
+"""
+
+EXAMPLES = """examples:
+  paragan eval runs/00000-* --metrics fd,kid,prdc
+  paragan eval --reals photos/ --fakes samples.npz --metrics fd,kid,prdc          two sets of images
+  paragan eval --reals photos/ --fakes fakes.zip --metrics fid --inception pt_inception.pth --resolution 256
+  paragan eval --reals stats.npz --fakes fakes/ --metrics fd --json scores.json   mu and sigma as reals
 """
 
 
 def add_eval_command(commands: Any) -> None:
-    p = add_command(commands, "eval", _eval, "score a trained model against its data", details=HELP)
-    p.add_argument("run_dir", metavar="RUN_DIR", help="a run folder; or a model folder, with --data")
-    p.add_argument("--metrics", metavar="fd,kid,prdc", help="the scores to compute (default: those of the run)")
-    p.add_argument("--count", type=int, metavar="N", help="number of fakes (default: as in the run)")
+    p = add_command(
+        commands, "eval", _eval, "score a trained model, or one set of images against another", HELP, EXAMPLES
+    )
+    p.set_defaults(parser=p)
+    p.add_argument("run_dir", metavar="RUN_DIR", nargs="?", help="a run folder; or a model folder, with --data")
     p.add_argument(
-        "--features", metavar="SPACE", help="pixels, inception, resnet20 or module:callable (default: as in the run)"
+        "--metrics", metavar="fd,kid,prdc", help="the scores to compute (default: those of the run; fd,kid,prdc)"
+    )
+    p.add_argument("--count", type=int, metavar="N", help="number of fakes (default: as in the run; all of --fakes)")
+    p.add_argument(
+        "--features",
+        metavar="SPACE",
+        help="pixels, inception, resnet20 or module:callable (default: as in the run; what metrics need, or pixels)",
     )
     p.add_argument("--inception", metavar="FILE", help="weights of the 2015-12-05 Inception")
+    _add_sets_options(p)
     p.add_argument("--reference", metavar="FILE.npz", help="compare with its mu and sigma instead of the data")
     p.add_argument(
         "--data", metavar="PATH", help="compare with other reals, or with those of the run where they lie now"
@@ -57,7 +80,19 @@ def add_eval_command(commands: Any) -> None:
         "--patience", type=float, default=600.0, metavar="S", help="with --follow: end after S s without news (600)"
     )
     p.add_argument("--device", metavar="D", help="cpu, cuda, cuda:1 or mps (default: as in the run)")
+    p.add_argument("--ranks", type=int, metavar="N", help="start N processes on this machine")
     add_nets_option(p)
+
+
+def _add_sets_options(p: argparse.ArgumentParser) -> None:
+    """Add the options of two sets of images."""
+    p.add_argument("--reals", metavar="A", help="score --fakes against these images, or this .npz of mu and sigma")
+    p.add_argument("--fakes", metavar="B", help="images, or an .npz of mu and sigma, instead of a model")
+    p.add_argument(
+        "--resolution", type=int, metavar="R", help="of both sets: the largest centred squares, resized with Lanczos"
+    )
+    p.add_argument("--channels", type=int, choices=[1, 3], help="of both sets: 1 makes them grey, 3 RGB")
+    p.add_argument("--json", metavar="FILE", help="also write the scores of two sets, with their protocols")
 
 
 def _eval(options: argparse.Namespace, rest: list[str], arguments: list[str]) -> int:
@@ -68,24 +103,34 @@ def _eval(options: argparse.Namespace, rest: list[str], arguments: list[str]) ->
     from paragan.train.run_dir import resolve_scored_run
 
     check_no_extra_arguments(rest)
-    truncations = _parse_truncations(options.truncation)
     if options.seed is not None:
         check_seed(options.seed)
+    if options.reals is not None:
+        return eval_sets(options, options.parser, arguments)
+    check_options_of_runs(options)
+    truncations = _parse_truncations(options.truncation)
     folder, run = resolve_scored_run(Path(options.run_dir), options.data)
     seed = run.seed if options.seed is None else options.seed
     evaluation = from_dict(EvaluationOptions, _evaluation_fields(options, to_dict(run.evaluation)))
+    launch_info = LaunchInfo.from_environment()
+    ranks = count_ranks(options.ranks, launch_info)
     if options.follow:
+        _check_follow_options(options, ranks)
         return _follow(options, folder, run, evaluation)
+    if ranks > 1 and not is_launched(launch_info):
+        from paragan.train.local_launcher import launch
+
+        return launch(ranks, without_ranks_option(arguments))
 
     def score_model(world: World, console: RunConsole) -> None:
         sweep_truncations(folder, run, evaluation, world, console, options.data, truncations, seed, options.nets)
 
-    return run_in_world(run, LaunchInfo.from_environment(), score_model, device=options.device)
+    return run_in_world(run, launch_info, score_model, device=options.device)
 
 
 def _evaluation_fields(options: argparse.Namespace, recorded: dict[str, Any]) -> dict[str, Any]:
     """Return the evaluation fields of the run with those of the command line. Metrics may imply others."""
-    from paragan.eval.metrics import get_metric, num_fakes
+    from paragan.eval.metrics import get_metric, num_fakes, required_features
 
     fields: dict[str, Any] = {}
     for name in ("count", "features", "inception", "reference"):
@@ -95,20 +140,13 @@ def _evaluation_fields(options: argparse.Namespace, recorded: dict[str, Any]) ->
     if "count" not in fields and any(get_metric(name).required_fakes for name in metrics):
         fields["count"] = num_fakes(metrics)
     if "features" not in fields and options.metrics and recorded["features"] == "pixels":
-        fields |= _required_features(metrics)
+        fields["features"] = required_features(metrics, options.inception or "")
     if "features" not in fields and ":" in recorded["features"]:
         name = recorded["features"]
         raise UsageError(
             f"--features: this run is scored with your own code, which files never run. Use --features {name}"
         )
     return recorded | fields | {"metrics": metrics}
-
-
-def _required_features(metrics: list[str]) -> dict[str, str]:
-    """Return the feature space that these metrics need, or {} if pixels will do."""
-    if any(name.startswith(("fid", "intra_fid", "is")) or "50k" in name for name in metrics):
-        return {"features": "inception"}
-    return {"features": "resnet20"} if {"accuracy", "cas"} & {*metrics} else {}
 
 
 def _parse_truncations(text: str) -> list[float]:
@@ -127,7 +165,6 @@ def _parse_truncations(text: str) -> list[float]:
 
 def _follow(options: argparse.Namespace, folder: Path, run: Run, evaluation: Any) -> int:
     """Score models as they appear. Exit status 0 when the run is complete, 1 if it stopped, 3 on a signal."""
-    from paragan.comm.launch_info import LaunchInfo
     from paragan.config.resolve import load_dataset
     from paragan.report.page import write_report
     from paragan.train.async_eval import RunFollower
@@ -135,7 +172,6 @@ def _follow(options: argparse.Namespace, folder: Path, run: Run, evaluation: Any
     from paragan.train.callbacks.scoring import check_evaluation, make_feature_space
     from paragan.train.console import RunConsole
 
-    _check_follow_options(options, LaunchInfo.from_environment().size)
     device = select_device(options.device, run.device.kind)
     console = RunConsole()
     if not evaluation.metrics:
@@ -159,7 +195,7 @@ def _follow(options: argparse.Namespace, folder: Path, run: Run, evaluation: Any
 
 def _check_follow_options(options: argparse.Namespace, ranks: int) -> None:
     if ranks > 1:
-        raise UsageError("--follow: runs as one process. Start it without a launcher")
+        raise UsageError("--follow: runs as one process. Start it without a launcher and without --ranks")
     if options.truncation != "1" or options.seed is not None:
         raise UsageError("--follow: uses the protocol of the run. Leave --truncation and --seed out")
     if not options.patience >= 0:

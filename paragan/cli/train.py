@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 import textwrap
 from collections.abc import Callable
@@ -18,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 from paragan.cli.common import (
     add_command,
     check_no_extra_arguments,
+    count_ranks,
+    is_launched,
     parse_settings,
     read_run_file_or_recipe,
     run_in_world,
@@ -172,18 +173,13 @@ def train_on_ranks(
     from paragan.config.validate import validate
 
     launch_info = LaunchInfo.from_environment()
-    launched = launch_info.size > 1 or "RANK" in os.environ
-    ranks = launch_info.size if options.ranks is None else options.ranks
-    if ranks < 1:
-        raise UsageError(f"--ranks {ranks}: must be positive. Use 1 or more")
-    if launched and ranks != launch_info.size:
-        raise UsageError(f"--ranks {ranks}: the launcher started {launch_info.size}. Leave --ranks out")
+    ranks = count_ranks(options.ranks, launch_info)
     validate(run, ranks)
     if options.dry_run:
         from paragan.cli.dry_run import dry_run
 
         return dry_run(run, ranks, reasons)
-    if ranks > 1 and not launched:
+    if ranks > 1 and not is_launched(launch_info):
         from paragan.train.local_launcher import launch
 
         tolerate_lost_ranks = run.strategy.survives_rank_loss or bool(run.per_label)

@@ -6,7 +6,7 @@ import difflib
 from pathlib import Path
 from urllib.parse import quote
 
-from paragan.core.errors import UsageError
+from paragan.core.errors import RunError, UsageError
 from paragan.data.formats.array import load_digits
 from paragan.data.formats.cifar import is_cifar, open_cifar
 from paragan.data.formats.class_labels import no_label_key_error
@@ -18,7 +18,7 @@ from paragan.data.formats.label_files import resembles_labels
 from paragan.data.formats.npz import read_npy, read_npz
 from paragan.data.formats.webdataset import is_shard_pattern, list_shards, open_from_index, open_tar_shards
 from paragan.data.formats.zip_archive import open_zip
-from paragan.data.source import IMAGE_FORMATS, LabelChoice, Source
+from paragan.data.source import IMAGE_FORMATS, DecodeError, LabelChoice, Source
 from paragan.data.storage.filesystem import (
     FileSystem,
     RemoteOptions,
@@ -62,6 +62,21 @@ def open_source(location: str, remote: RemoteOptions | None = None, *, labels: L
         raise UsageError(_missing_message(Path(location)))
     fs, name = open_location(location, remote)
     return _open_file(fs, name, remote, labels) if name else _open_folder(fs, location, remote, labels)
+
+
+def open_checked_source(location: str, *, labels: bool = True) -> Source:
+    """Open a data set as `open_source` does; whatever keeps it from being read is a UsageError."""
+    try:
+        return open_source(location, labels=labels)
+    except DecodeError as error:
+        raise UsageError(f"data: {printable(redact_url(location))}: {error}: check the path or address") from None
+    except RunError as error:
+        raise UsageError(str(error)) from error
+    except OSError as error:
+        name = printable(error.filename or redact_url(location))
+        raise UsageError(
+            f"data: {name} cannot be read: {error.strerror or error}; check path and permissions"
+        ) from None
 
 
 def _join_location(location: str, folder: str) -> str:

@@ -185,6 +185,41 @@ def evaluate(
     return _compute_scores(names, inputs, protocol, time.perf_counter() - start)
 
 
+def score_stats(
+    fakes: FeatureStats,
+    reals: FeatureStats | None,
+    *,
+    metrics: Sequence[str],
+    protocol: EvalProtocol,
+    classes: tuple[str, ...] = (),
+    group: ReduceGroup = SINGLE,
+    device: torch.device | str = "cpu",
+    seconds: float = 0.0,
+) -> list[Score]:
+    """Score feature stats of fakes, as `evaluate` does with images. Every rank calls this and gets the same list.
+
+    Args:
+        fakes: Result of `compute_feature_stats(..., of_fakes=True)`, or of `load_reference_stats`.
+        reals: Likewise, of the same space; None if no metric uses reals.
+        metrics: Keys of `METRICS`.
+        protocol: How fakes and reals were produced.
+        classes: Names of the classes, for per-class metrics.
+        group: All ranks.
+        device: Where features are.
+        seconds: Duration of the passes over the images, which the scores report.
+
+    Raises:
+        UsageError: A metric is unknown, is not defined in the space or lacks reals; no metric could be computed.
+    """
+    names = {name: metric_names(name, fakes.space) for name in metrics}
+    against_reals = [name for name in metrics if METRICS[name].real_accumulators]
+    real = FeatureStats(fakes.space, (), 0, {})
+    if against_reals:
+        real = _real_stats(reals, against_reals, {"space": fakes.space})
+    inputs = MetricInputs(real, fakes, group, protocol.seed, classes, torch.device(device))
+    return _compute_scores(names, inputs, protocol, seconds)
+
+
 def _compute_scores(
     names: Mapping[str, Sequence[str]], inputs: MetricInputs, protocol: EvalProtocol, shared_s: float
 ) -> list[Score]:
@@ -252,7 +287,7 @@ def _protocol_fields(
         "resizer": fake.space.resizer,
         "image": _format_shape(fake.image_shape),
         "reals": (real.count or None) if real else None,
-        "fakes": fake.count,
+        "fakes": fake.count or None,
         **production,
         **metric.settings,
     }
@@ -269,9 +304,11 @@ def compute_feature_stats(
     device: torch.device | str = "cpu",
     labels: ClassLabels = NO_LABELS,
     data_digest: str = "",
+    of_fakes: bool = False,
+    seed: int = 0,
     should_abort: ShouldAbort = never_abort,
 ) -> FeatureStats:
-    """Compute what `metrics` need of real images, once for many evaluations.
+    """Compute what `metrics` need of real images, once for many evaluations; or what they need of fakes.
 
     Every rank calls this with equal arguments, and holds its shard of the features.
 
@@ -285,26 +322,29 @@ def compute_feature_stats(
         device: Where features are computed.
         labels: Labels of the images, for per-class metrics.
         data_digest: Digest of images and labels. If given, results are read from the cache and written there.
+        of_fakes: Collect what the metrics need of fakes; their labels are `labels.reals`.
+        seed: Seed of the splits of is.
         should_abort: As in `evaluate`.
 
     Raises:
         UsageError: The images are not uint8 or fewer than two, labels are missing, or features are not finite.
         EvaluationAborted: `should_abort` returned True on all ranks.
     """
-    accumulators = unique_accumulators([get_metric(name).real_accumulators for name in metrics])
+    side = "fakes" if of_fakes else "reals"
+    accumulators = unique_accumulators([get_metric(name).accumulators_of(side) for name in metrics])
     if callable(images):
         count = DEFAULT_COUNT if count is None else count
     else:
         count = len(images) if count is None else min(count, len(images))
     feature_pass = FeaturePass(
-        space, _check_count(count), batch, len(labels.names), 0, torch.device(device), should_abort
+        space, _check_count(count), batch, len(labels.names), seed, torch.device(device), should_abort
     )
     real_labels = labels.reals
     label_fn = None if real_labels is None else lambda rows: real_labels[rows.start : rows.stop]
     if label_fn is None:
         for accumulator in accumulators:
             if accumulator.needs_labels:
-                raise UsageError(f"metrics={accumulator.metrics}: needs classes, and the reals have no labels")
+                raise UsageError(f"metrics={accumulator.metrics}: needs classes, and the {side} have no labels")
     if data_digest and not callable(images):
         return cached_reference(images, feature_pass, accumulators, group, data_digest, label_fn)
     sample = images if callable(images) else array_sampler(images, space)

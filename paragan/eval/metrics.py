@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -146,7 +146,7 @@ def _check_covariance_fits(name: str, space: FeatureSpace) -> None:
     if space.num_features > MAX_FEATURES:
         raise UsageError(
             f"metrics={name}: takes at most {MAX_FEATURES} features, and the space {space.name} has "
-            f"{space.num_features}. Use kid or prdc"
+            f"{space.num_features}. Use kid or prdc, or --features inception"
         )
 
 
@@ -239,6 +239,15 @@ class Metric:
         """Smallest number of images: two, or more than the number of neighbors."""
         return self.settings.get("k", 0) + 2
 
+    def accumulators_of(self, side: Literal["reals", "fakes"]) -> tuple[Accumulator, ...]:
+        """Return what it needs of one side."""
+        return self.fake_accumulators if side == "fakes" else self.real_accumulators
+
+    def min_images_of(self, side: Literal["reals", "fakes"]) -> int:
+        """Return the smallest number of images of one side; of fakes also for the splits of an Inception score."""
+        splits = self.settings.get("splits", 1) if side == "fakes" else 1
+        return max(self.min_images, splits * MIN_SPLIT_IMAGES)
+
     @property
     def needs_labels(self) -> bool:
         """Whether it needs labels."""
@@ -311,6 +320,16 @@ def metric_names(requested: str, space: FeatureSpace) -> tuple[str, ...]:
     metric.check_space(requested, space)
     suffix = "" if space.is_inception else f"_{space.name}"
     return tuple(name.format(space.name) if "{}" in name else f"{name}{suffix}" for name in metric.scores)
+
+
+def required_features(metrics: Sequence[str], inception: str = "") -> str:
+    """Return the name of the feature space that these metrics, or a given file of Inception weights, need.
+
+    That is "pixels" if any space will do.
+    """
+    if inception or any(name.startswith(("fid", "intra_fid", "is")) or "50k" in name for name in metrics):
+        return "inception"
+    return "resnet20" if {"accuracy", "cas"} & {*metrics} else "pixels"
 
 
 def check_class_counts(metrics: Sequence[str], labels: np.ndarray | None) -> None:

@@ -13,6 +13,7 @@ import contextlib
 import hashlib
 import json
 import lzma
+import re
 import zipfile
 import zlib
 from collections.abc import Sequence
@@ -23,6 +24,7 @@ import numpy as np
 import safetensors.torch
 import torch
 from safetensors import SafetensorError
+from torch import nn
 
 from paragan.core.errors import UsageError
 from paragan.eval import result_cache
@@ -36,6 +38,7 @@ CACHE_FOLDER = "references"
 FORMAT_VERSION = 1  # rises when the results of a pass change
 WINDOW_ROWS = 8192  # rows of features written at a time
 NUM_PROBE_IMAGES = 4
+UNNAMED_SPACE = "stats"  # of a file of statistics that does not name its space
 CHEAP_PRODUCTS = 10**10  # products of a covariance that are not worth caching
 
 
@@ -176,64 +179,113 @@ NPZ_ERRORS = (  # raised for files that are no npz, or damaged
 )
 
 
-def load_reference_stats(path: str | Path, space: FeatureSpace, device: torch.device | str = "cpu") -> FeatureStats:
+def is_reference_stats(path: str | Path) -> bool:
+    """Return whether a file is an npz with `mu` and `sigma`, and without images."""
+    file = Path(path).expanduser()
+    if file.suffix.lower() != ".npz" or not file.is_file():
+        return False
+    with contextlib.suppress(*NPZ_ERRORS), zipfile.ZipFile(file) as archive:
+        names = {name.removesuffix(".npy") for name in archive.namelist()}
+        return {"mu", "sigma"} <= names and names.isdisjoint({"images", "x", "arr_0"})
+    return False
+
+
+def recorded_space(path: str | Path, field: str = "reference") -> FeatureSpace:
+    """Return the space of an npz with `mu` and `sigma`, without its network.
+
+    It is called "stats" if the file does not name it, as those of pytorch-fid and clean-fid do not.
+
+    Args:
+        path: The file.
+        field: What messages call it.
+
+    Raises:
+        UsageError: The file is missing or no such file.
+    """
+    file = Path(path).expanduser()
+    arrays = _read_arrays(file, field)
+    if arrays["mu"].ndim != 1:
+        raise UsageError(f"{field}={file}: mu is {list(arrays['mu'].shape)}. Use a file with mu [F] and sigma [F, F]")
+    name, digest, resizer = (str(arrays.get(key, "")) for key in ("space", "space_hash", "resizer"))
+    if not (digest and re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", name)):
+        name = UNNAMED_SPACE
+        digest = ""
+    return FeatureSpace(name, digest, len(arrays["mu"]), _raise_no_network, resizer=resizer or "unknown")
+
+
+def _raise_no_network() -> nn.Module:
+    raise UsageError("features: a file of statistics holds no network. Use --features")
+
+
+def load_reference_stats(
+    path: str | Path, space: FeatureSpace, device: torch.device | str = "cpu", field: str = "reference"
+) -> FeatureStats:
     """Return the Gaussian in an npz with `mu` [F] and `sigma` [F, F], as of pytorch-fid, TTUR or `paragan data stats`.
+
+    Args:
+        path: The file.
+        space: Feature space that its statistics must be of.
+        device: Where to put them.
+        field: What messages call the file.
 
     Raises:
         UsageError: The file is missing or no such file, or is of another size or another space.
     """
     file = Path(path).expanduser()
-    try:
-        with file.open("rb") as stream, np.load(stream, allow_pickle=False) as stored:
-            arrays = {name: stored[name] for name in ("mu", "sigma", "count", "space_hash", "image") if name in stored}
-    except FileNotFoundError as error:
-        raise UsageError(
-            f"reference={file}: does not exist. Use `paragan data stats PATH --out {file}` to write it"
-        ) from error
-    except NPZ_ERRORS as error:
-        raise UsageError(
-            f"reference={file}: is no complete npz of plain arrays (pickles are refused, because they can run code). "
-            f"Use `paragan data stats PATH --out {file}` to write one"
-        ) from error
-    _check_arrays(arrays, file, space)
+    arrays = _read_arrays(file, field)
+    _check_arrays(arrays, file, space, field)
     mean, covariance = (torch.from_numpy(arrays[name].astype(np.float64)).to(device) for name in ("mu", "sigma"))
     try:
         count = int(arrays.get("count", 0))
         image_shape = tuple(int(n) for n in arrays.get("image", ()))
     except (ValueError, TypeError, OverflowError) as error:
         raise UsageError(
-            f"reference={file}: count must be an integer and image several. Use a file without them"
+            f"{field}={file}: count must be an integer and image several. Use a file without them"
         ) from error
     if "count" in arrays and count < 2:
-        raise UsageError(
-            f"reference={file}: count={count} must be 2 or more. Use a file without count if it is unknown"
-        )
+        raise UsageError(f"{field}={file}: count={count} must be 2 or more. Use a file without count if it is unknown")
     digest = hashlib.sha256(arrays["mu"].tobytes() + arrays["sigma"].tobytes()).hexdigest()[:16]
     gaussian = Gaussian(count or len(mean) + 1, mean, covariance)  # if the count is unknown: full rank
     return FeatureStats(space, image_shape, count, {GaussianAcc(): gaussian}, f"{file.name} {digest}")
 
 
-def _check_arrays(arrays: dict[str, np.ndarray], file: Path, space: FeatureSpace) -> None:
+def _read_arrays(file: Path, field: str) -> dict[str, np.ndarray]:
+    """Read the arrays of a file of statistics, which has `mu` and `sigma` at least."""
+    names = ("mu", "sigma", "count", "space", "space_hash", "resizer", "image")
+    try:
+        with file.open("rb") as stream, np.load(stream, allow_pickle=False) as stored:
+            arrays = {name: stored[name] for name in names if name in stored}
+    except FileNotFoundError as error:
+        raise UsageError(
+            f"{field}={file}: does not exist. Use `paragan data stats PATH --out {file}` to write it"
+        ) from error
+    except NPZ_ERRORS as error:
+        raise UsageError(
+            f"{field}={file}: is no complete npz of plain arrays (pickles are refused, because they can run code). "
+            f"Use `paragan data stats PATH --out {file}` to write one"
+        ) from error
     missing = [name for name in ("mu", "sigma") if name not in arrays]
     if missing:
-        raise UsageError(
-            f"reference={file}: has no {' and no '.join(missing)}. Use a file with mu [F] and sigma [F, F]"
-        )
+        raise UsageError(f"{field}={file}: has no {' and no '.join(missing)}. Use a file with mu [F] and sigma [F, F]")
+    return arrays
+
+
+def _check_arrays(arrays: dict[str, np.ndarray], file: Path, space: FeatureSpace, field: str) -> None:
     mu = arrays["mu"]
     sigma = arrays["sigma"]
     size = space.num_features
     if mu.shape != (size,) or sigma.shape != (size, size):
         shapes = f"mu {list(mu.shape)} and sigma {list(sigma.shape)}"
         raise UsageError(
-            f"reference={file}: has {shapes}, but the space {space.name} has {size} features. Use a file of this space"
+            f"{field}={file}: has {shapes}, but the space {space.name} has {size} features. Use a file of this space"
         )
     floats = mu.dtype.kind == sigma.dtype.kind == "f" and max(mu.itemsize, sigma.itemsize) <= 8
     if not floats or not (np.isfinite(mu).all() and np.isfinite(sigma).all()):
-        raise UsageError(f"reference={file}: has numbers that are not finite. Use finite float32 or float64 arrays")
+        raise UsageError(f"{field}={file}: has numbers that are not finite. Use finite float32 or float64 arrays")
     if not np.allclose(sigma, sigma.T, rtol=1e-4, atol=1e-6 * max(np.abs(sigma).max(), 1e-30)):
-        raise UsageError(f"reference={file}: sigma is not symmetric. Use a covariance matrix")
+        raise UsageError(f"{field}={file}: sigma is not symmetric. Use a covariance matrix")
     eigenvalues = np.linalg.eigvalsh(sigma.astype(np.float64))
     if eigenvalues[0] < -1e-6 * max(eigenvalues[-1], 0):
-        raise UsageError(f"reference={file}: sigma has negative variances. Use a covariance matrix")
+        raise UsageError(f"{field}={file}: sigma has negative variances. Use a covariance matrix")
     if "space_hash" in arrays and space.hash and str(arrays["space_hash"]) != space.hash:
-        raise UsageError(f"reference={file}: is of another space than this {space.name}. Compute it again")
+        raise UsageError(f"{field}={file}: is of another space than this {space.name}. Compute it again")

@@ -7,7 +7,7 @@ import json
 import secrets
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,6 +19,8 @@ from paragan.core.errors import UsageError
 from paragan.core.schema import diff, to_dict
 from paragan.core.version import __version__
 from paragan.data.dataset import Dataset
+from paragan.train.compare_sets import Comparison
+from paragan.train.image_set import ImageSet
 from paragan.train.run_dir import RunDir
 from paragan.train.run_dir_selection import RunDirRequest, StartCheck, no_check, select_run_dir
 
@@ -92,12 +94,25 @@ def check_same_data(dataset: Dataset, path: str, world: World) -> None:
     Args:
         path: where this rank's data are, for the message; it may differ by host.
     """
+    _check_same_content("data", path, dataset.images.shape[0], dataset.classes, dataset.fingerprint, world)
+
+
+def check_same_sets(comparison: Comparison, world: World) -> None:
+    """Raise UsageError on all ranks if they compare other images or statistics than rank 0."""
+    for side in (comparison.reals, comparison.fakes):
+        count = len(side.images) if isinstance(side, ImageSet) else 0
+        _check_same_content(side.side, side.location, count, comparison.classes, side.fingerprint, world)
+
+
+def _check_same_content(
+    name: str, path: str, count: int, classes: Sequence[str], fingerprint: str, world: World
+) -> None:
     facts = {
         "path": path,
         "host": socket.gethostname(),
-        "images": dataset.images.shape[0],
-        "classes": dataset.classes,
-        "fingerprint": dataset.fingerprint,
+        "images": count,
+        "classes": tuple(classes),
+        "fingerprint": fingerprint,
     }
     gathered = [json.loads(text) for text in world.all_gather_str(json.dumps(facts))]
     first = gathered[0]
@@ -109,7 +124,7 @@ def check_same_data(dataset: Dataset, path: str, world: World) -> None:
     if differences:
         counted = f"{first['images']:,} images of {len(first['classes'])} classes in {first['path'] or 'memory'}"
         raise UsageError(
-            f"data: rank 0 has {counted} ({first['host']}); {'; '.join(differences[:4])}. "
+            f"{name}: rank 0 has {counted} ({first['host']}); {'; '.join(differences[:4])}. "
             "Use the same data on all ranks"
         )
 

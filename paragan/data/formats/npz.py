@@ -294,7 +294,26 @@ def _open_archive(fs: FileSystem, name: str) -> Iterator[zipfile.ZipFile]:
         with _reraise_as_usage_error(path):
             archive = zipfile.ZipFile(file)
         with archive:
+            _name_positional_arrays(archive, path)
             yield archive
+
+
+def _name_positional_arrays(archive: zipfile.ZipFile, location: str) -> None:
+    """Give `arr_0` and `arr_1` of `np.savez(path, images, labels)`, as guided-diffusion writes them, their names."""
+    infos = archive.NameToInfo
+    if "arr_0.npy" not in infos or not infos.keys().isdisjoint({"images.npy", "x.npy"}):
+        return
+    images = _read_header(archive, location, "arr_0")
+    if images.dtype != np.uint8 or len(images.shape) not in (3, 4):
+        return
+    names = {"arr_0.npy": "images.npy"}
+    if "arr_1.npy" in infos and "labels.npy" not in infos:
+        labels = _read_header(archive, location, "arr_1")
+        if labels.dtype.kind in "iu" and labels.shape == images.shape[:1]:
+            names["arr_1.npy"] = "labels.npy"
+    for old, new in names.items():
+        infos[old].filename = new  # zipfile compares the stored name with orig_filename
+        infos[new] = infos.pop(old)
 
 
 @contextmanager

@@ -331,6 +331,19 @@ def format_score_summary(scores: Sequence[Score]) -> str:
     return "  ".join(f"{score.name} {score.value:.4g}" for score in scores if not score.failure)
 
 
+def format_scores_with_notes(scores: Sequence[Score]) -> list[str]:
+    """Return a line for each score that could be computed, and below it one for those of its classes."""
+    lines: list[str] = []
+    for score in scores:
+        if score.failure:
+            continue
+        notes = "".join(f"  ({note})" for note in score.notes)
+        lines.append(f"{score.name} {score.value:.4g}{notes}")
+        if score.per_class:
+            lines.append("  " + "  ".join(f"{name} {value:.4g}" for name, value in score.per_class.items()))
+    return lines
+
+
 def format_failures(scores: Sequence[Score]) -> list[str]:
     """Return a line for each score that could not be computed."""
     return [f"{score.name} could not be computed: {score.failure}" for score in scores if score.failure]
@@ -407,13 +420,8 @@ def _write_and_print(folder: Path, scores: Sequence[Score], kimg: float, console
     """Append scores to metrics.jsonl, print them, and print which earlier ones they may not be compared with."""
     previous_rows = read_jsonl(folder / "metrics.jsonl")
     append_scores(folder, scores, kimg)
-    for score in scores:
-        if score.failure:
-            continue
-        notes = "".join(f"  ({note})" for note in score.notes)
-        console.print(f"{score.name} {score.value:.4g}{notes}")
-        if score.per_class:
-            console.print("  " + "  ".join(f"{name} {value:.4g}" for name, value in score.per_class.items()))
+    for line in format_scores_with_notes(scores):
+        console.print(line)
     for reason, names in _incomparable_scores(scores, previous_rows).items():
         console.print(f"not comparable with {', '.join(names)} before: {reason}")
 

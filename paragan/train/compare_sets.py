@@ -1,0 +1,518 @@
+"""Compare two sets of images, or files of their statistics: Fréchet distance, KID, precision and recall, ...
+
+    scores = compare("photos/", "samples.npz", ["fd", "kid", "prdc"])
+    scores[0].name, scores[0].value        # "fd_pixels", 3.1
+
+Whatever can be known before features are computed is checked before: metrics, counts, labels, sizes, channels, spaces.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from paragan.core.devices import pick_device
+from paragan.core.errors import UsageError
+from paragan.eval import classifier
+from paragan.eval.accumulators import ClassGaussianAcc, GaussianAcc
+from paragan.eval.evaluate import ClassLabels, EvalProtocol, Score, compute_feature_stats, score_stats
+from paragan.eval.feature_stats import FeatureStats
+from paragan.eval.features import FeatureSpace, named_space, raw_values, space_from_module
+from paragan.eval.inception import NUM_FEATURES
+from paragan.eval.metrics import METRICS, check_labels, get_metric, metric_names, required_features
+from paragan.eval.reference_stats import UNNAMED_SPACE, is_reference_stats, load_reference_stats, recorded_space
+from paragan.eval.sharding import SINGLE, ReduceGroup
+from paragan.train.image_set import (
+    ImageContent,
+    ImageSet,
+    OpenedImages,
+    Side,
+    SizeScan,
+    open_image_set,
+    read_image_set,
+    scan_sizes,
+)
+
+BLOCK_IMAGES = 64  # images of a forward pass
+AS_STORED = "as they are"
+SetProgressFn = Callable[[Side, int, int], object]  # side, images done, images in all
+
+
+@dataclass(frozen=True)
+class ComparisonOptions:
+    """How two sets are compared.
+
+    metrics    : keys of METRICS
+    features   : pixels, inception, resnet20 or module:callable; "": what metrics and files of statistics need, or
+                 pixels
+    inception  : file of the Inception weights; "": the default path
+    resolution : both sets are cropped to squares and resized to this with Lanczos; 0: both are used as they are
+    channels   : 1 grey, 3 RGB; 0: those of both sets
+    count      : number of fakes, evenly spaced; 0: all
+    seed       : of the subsets of kid and of the splits of is
+    """
+
+    metrics: tuple[str, ...] = ("fd", "kid", "prdc")
+    features: str = ""
+    inception: str = ""
+    resolution: int = 0
+    channels: int = 0
+    count: int = 0
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class StatsFile:
+    """A side that is a file with mu and sigma.
+
+    space       : as the file names it
+    fingerprint : of the file
+    """
+
+    side: Side
+    path: Path
+    space: FeatureSpace
+    fingerprint: str
+
+    @property
+    def location(self) -> str:
+        """Its path, for messages."""
+        return str(self.path)
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """Two sets that were checked and can be scored.
+
+    space   : of the features; a classifier in it is not trained yet
+    classes : names of the classes of both sets, if a metric needs them
+    notes   : lines for people
+    """
+
+    reals: ImageSet | StatsFile
+    fakes: ImageSet | StatsFile
+    space: FeatureSpace
+    classes: tuple[str, ...]
+    options: ComparisonOptions
+    notes: tuple[str, ...] = ()
+
+    def describe(self) -> list[str]:
+        """Return lines for people: what is compared, and by which features."""
+        lines = [f"{side.side}: {_describe_side(side)} ({side.location})" for side in (self.reals, self.fakes)]
+        resizer = "" if self.space.resizer == "none" else f", images resized by {self.space.resizer}"
+        return [*lines, *self.notes, f"features: {self.space.name}, {self.space.num_features:,} a record{resizer}"]
+
+    def to_json(self, scores: Sequence[Score]) -> dict[str, Any]:
+        """Return sets and scores as plain data; the scores are as in metrics.jsonl."""
+        sides = {
+            side.side: {"path": side.location, "content": _describe_side(side), "fingerprint": side.fingerprint}
+            for side in (self.reals, self.fakes)
+        }
+        return {**sides, "notes": list(self.notes), "scores": [score.to_json() for score in scores]}
+
+
+def compare(
+    reals: ImageContent,
+    fakes: ImageContent,
+    metrics: Sequence[str] = ("fd", "kid", "prdc"),
+    *,
+    features: str = "",
+    inception: str = "",
+    resolution: int = 0,
+    channels: int = 0,
+    count: int = 0,
+    seed: int = 0,
+    device: str = "auto",
+) -> list[Score]:
+    """Score fakes against reals. `paragan eval --reals A --fakes B` does the same, also on several ranks.
+
+    Args:
+        reals: A path or address as `--data` accepts it, an npz with mu and sigma, an array uint8 [N, R, R, C] or
+            float [N, ...], or a `Dataset`.
+        fakes: Likewise.
+        metrics: fd, kid, prdc, ... (docs/scores.md lists them).
+        features: pixels, inception, resnet20 or module:callable; "": what the metrics need, or pixels.
+        inception: File of the Inception weights.
+        resolution: Crop both sets to squares and resize them to this, in pixels; 0: use them as they are.
+        channels: 1 (grey) or 3 (RGB); 0: those of both sets.
+        count: Number of fakes, evenly spaced; 0: all.
+        seed: Seed of the subsets of kid and of the splits of is.
+        device: cpu, cuda, mps or auto.
+
+    Returns:
+        The scores, each with its protocol.
+
+    Raises:
+        UsageError: before features are computed: a set cannot be read, the sets differ in size or channels, or a metric
+            is unknown, needs more images or labels, or is not possible with a file of statistics.
+    """
+    options = ComparisonOptions(tuple(metrics), features, inception, resolution, channels, count, seed)
+    return score_comparison(prepare_comparison(reals, fakes, options), device=pick_device(device))
+
+
+def prepare_comparison(reals: ImageContent, fakes: ImageContent, options: ComparisonOptions) -> Comparison:
+    """Open and check both sets, and read them. Raises UsageError as `compare` does."""
+    metrics = [get_metric(name) for name in options.metrics]
+    if not metrics:
+        raise UsageError("metrics=: there is none. Use fd,kid,prdc")
+    if options.channels not in (0, 1, 3):
+        raise UsageError(f"channels={options.channels}: not possible. Use 1 (grey) or 3 (RGB)")
+    with_labels = any(metric.needs_labels for metric in metrics) or options.features == classifier.SPACE_NAME
+    real = _open_side("reals", reals, with_labels)
+    fake = _open_side("fakes", fakes, with_labels, options.count)
+    for side in (real, fake):
+        _check_stats_suffice(side, options)
+        _check_counts(side, options)
+    classes: tuple[str, ...] = ()
+    if with_labels:
+        real, fake, classes = _match_classes(real, fake, options.metrics)
+    sizes = [scan_sizes(side) for side in (real, fake) if isinstance(side, OpenedImages) and not side.is_array]
+    resolution, channels = _choose_size([real, fake], sizes, options)
+    space = _make_space(real, fake, resolution, channels, options)
+    for name in options.metrics:
+        metric_names(name, space)
+    check_labels(options.metrics, space, len(classes))
+    preprocessing = f"square crop, Lanczos to {resolution} x {resolution}" if options.resolution else AS_STORED
+    for side in (real, fake):
+        if isinstance(side, StatsFile):
+            _check_stats_file(side, space, (channels, resolution, resolution) if sizes else ())
+    sides = [
+        read_image_set(side, resolution, channels, preprocessing) if isinstance(side, OpenedImages) else side
+        for side in (real, fake)
+    ]
+    notes = [f"{side.side}: {note}" for side in (real, fake) if isinstance(side, OpenedImages) for note in side.notes]
+    notes += [note for scan in sizes for note in scan.notes]
+    return Comparison(sides[0], sides[1], space, classes, options, tuple(notes))
+
+
+def score_comparison(
+    comparison: Comparison,
+    group: ReduceGroup = SINGLE,
+    device: torch.device | str = "cpu",
+    on_progress: SetProgressFn | None = None,
+) -> list[Score]:
+    """Compute the scores. Every rank calls this with equal arguments and gets the same list.
+
+    Args:
+        comparison: from `prepare_comparison`.
+        group: all ranks.
+        device: where features are computed.
+        on_progress: called with side, images done and images in all.
+
+    Raises:
+        UsageError: no score could be computed, or features are not finite.
+    """
+    options = comparison.options
+    reals = comparison.reals
+    space = comparison.space
+    start = time.perf_counter()
+    if space.name == classifier.SPACE_NAME and isinstance(reals, ImageSet):
+        key = reals.cache_key or reals.fingerprint
+        space = classifier.classifier_space(
+            reals.images, reals.labels, comparison.classes, data_digest=key, group=group, device=device
+        )
+    stats: dict[Side, FeatureStats] = {}
+    for side in (reals, comparison.fakes):
+        stats[side.side] = _side_stats(side, space, comparison, group, device, on_progress)
+    data = None
+    if isinstance(reals, ImageSet):
+        data = f"{reals.fingerprint} {'x'.join(map(str, reals.images.shape[1:]))}, {reals.preprocessing}"
+    scores = score_stats(
+        stats["fakes"],
+        stats["reals"],
+        metrics=options.metrics,
+        protocol=EvalProtocol(data=data, split="all", seed=options.seed),
+        classes=comparison.classes,
+        group=group,
+        device=device,
+        seconds=time.perf_counter() - start,
+    )
+    notes = _unnamed_space_notes(comparison)
+    return [dataclasses.replace(score, notes=(*score.notes, *notes)) for score in scores]
+
+
+def _side_stats(
+    side: ImageSet | StatsFile,
+    space: FeatureSpace,
+    comparison: Comparison,
+    group: ReduceGroup,
+    device: torch.device | str,
+    on_progress: SetProgressFn | None,
+) -> FeatureStats:
+    """Return what the metrics need of one side: from its file, from the cache, or computed now."""
+    if isinstance(side, StatsFile):
+        return load_reference_stats(side.path, space, device, side.side)
+    count = len(side.images)
+
+    def show_progress(done: int) -> bool:
+        if on_progress:
+            on_progress(side.side, done, count)
+        return False  # never aborts
+
+    return compute_feature_stats(
+        side.images,
+        space=space,
+        metrics=comparison.options.metrics,
+        group=group,
+        batch=BLOCK_IMAGES,
+        device=device,
+        labels=ClassLabels(comparison.classes, side.labels),
+        data_digest=side.cache_key,
+        of_fakes=side.side == "fakes",
+        seed=comparison.options.seed,
+        should_abort=show_progress,
+    )
+
+
+# checks -------------------------------------------------------------------------------------------------
+
+
+def _open_side(side: Side, content: ImageContent, with_labels: bool, count: int = 0) -> OpenedImages | StatsFile:
+    if not isinstance(content, str | Path) or not is_reference_stats(content):
+        return open_image_set(side, content, with_labels, count)
+    if count:
+        raise UsageError(f"count={count}: {side} {content} is a file of statistics, of no images. Leave --count out")
+    path = Path(content).expanduser()
+    with path.open("rb") as file:
+        fingerprint = hashlib.file_digest(file, "sha256").hexdigest()[:16]
+    return StatsFile(side, path, recorded_space(path, side), fingerprint)
+
+
+def _check_stats_suffice(side: OpenedImages | StatsFile, options: ComparisonOptions) -> None:
+    """Refuse metrics, features and sizes that need images where there is a file of statistics."""
+    if not isinstance(side, StatsFile):
+        return
+    for name in options.metrics:
+        if not {*METRICS[name].accumulators_of(side.side)} <= {GaussianAcc()}:
+            raise UsageError(
+                f"metrics={name}: needs images, and {side.side} {side.path} is a file of statistics (mu and sigma). "
+                "Use fd or fid, or give the images"
+            )
+    if options.features == classifier.SPACE_NAME:
+        raise UsageError(
+            f"features={options.features}: is a classifier of the reals, and {side.side} {side.path} is a file of "
+            "statistics. Use the space of the file, which is taken without --features"
+        )
+
+
+def _check_counts(side: OpenedImages | StatsFile, options: ComparisonOptions) -> None:
+    """Refuse metrics that need more images than there are, or other numbers of them."""
+    if isinstance(side, StatsFile):
+        return
+    count = len(side)
+    for name in options.metrics:
+        metric = METRICS[name]
+        if not metric.accumulators_of(side.side):
+            continue
+        if side.side == "fakes" and metric.required_fakes not in (None, count):
+            _raise_other_count(name, side, metric.required_fakes)
+        minimum = metric.min_images_of(side.side)
+        if count < minimum:
+            others = _metrics_of_so_few(count)
+            advice = f"Use {others}, or more images" if others else f"Use {minimum} or more"
+            raise UsageError(
+                f"metrics={name}: needs at least {minimum} {side.side}, and {side.location} has {count}. {advice}"
+            )
+
+
+def _raise_other_count(name: str, side: OpenedImages, required: int | None) -> None:
+    general = name.partition("50k")[0].replace("pr", "prdc")
+    hint = f", or --count {required}" if required and len(side) > required else ""
+    raise UsageError(
+        f"metrics={name}: is of {required} fakes, and {side.location} has {len(side)}. Use {general}{hint}"
+    )
+
+
+def _metrics_of_so_few(count: int) -> str:
+    """Return the metrics of any space that are defined for so few images."""
+    return ",".join(name for name in ("fd", "kid", "prdc") if METRICS[name].min_images_of("fakes") <= count)
+
+
+def _match_classes(
+    real: OpenedImages | StatsFile, fake: OpenedImages | StatsFile, metrics: Sequence[str]
+) -> tuple[OpenedImages | StatsFile, OpenedImages | StatsFile, tuple[str, ...]]:
+    """Return both sides and the names of the classes of the reals, by which the fakes are labelled too.
+
+    Names match names, in any order; numbers match the positions of names.
+    """
+    per_class = [name for name in metrics if METRICS[name].needs_labels]
+    if not isinstance(real, OpenedImages) or not isinstance(fake, OpenedImages):
+        return real, fake, ()  # no metric of theirs needs labels
+    for side in (real, fake) if per_class else (real,):
+        if side.labels is None:
+            subject = f"metrics={per_class[0]}" if per_class else f"features={classifier.SPACE_NAME}"
+            raise UsageError(
+                f"{subject}: needs classes, and {side.side} {side.location} have none. "
+                "Use fd, kid or prdc with other features, or images with labels"
+            )
+    if not per_class or fake.labels is None or real.labels is None:
+        return real, dataclasses.replace(fake, labels=None), real.classes
+    numbers = _class_numbers(real.classes, fake.classes)
+    if numbers is None:
+        raise UsageError(
+            f"metrics={per_class[0]}: goes class by class, and {fake.location} has other classes "
+            f"({_list_names(fake.classes)}) than {real.location} ({_list_names(real.classes)}). Use fd, kid or prdc"
+        )
+    fake = dataclasses.replace(fake, labels=np.array(numbers)[fake.labels], classes=real.classes)
+    for side in (real, fake):
+        _check_class_sizes(side, per_class)
+    return real, fake, real.classes
+
+
+def _check_class_sizes(side: OpenedImages, per_class: Sequence[str]) -> None:
+    """Refuse distances within classes if no class has two images."""
+    if side.labels is None or np.bincount(side.labels).max() >= 2:
+        return
+    for name in per_class:
+        if ClassGaussianAcc() in METRICS[name].accumulators_of(side.side):
+            raise UsageError(
+                f"metrics={name}: no class of {side.side} {side.location} has two images, which a distance within "
+                "classes needs. Use fd, kid or prdc"
+            )
+
+
+def _class_numbers(reals: tuple[str, ...], fakes: tuple[str, ...]) -> list[int] | None:
+    """Return the class of the reals of each class of the fakes; None if they do not match."""
+    if set(fakes) <= set(reals):
+        return [reals.index(name) for name in fakes]
+    are_positions = reals == tuple(map(str, range(len(reals))))
+    if are_positions and len(fakes) == len(reals):
+        return list(range(len(reals)))
+    is_named = not any(name.isdecimal() for name in reals)
+    if (is_named or are_positions) and all(name.isdecimal() and int(name) < len(reals) for name in fakes):
+        return [int(name) for name in fakes]
+    return None
+
+
+def _list_names(names: Sequence[str]) -> str:
+    more = ", ..." if len(names) > 5 else ""
+    return f"{len(names)}: {', '.join(names[:5])}{more}"
+
+
+def _choose_size(
+    sides: Sequence[OpenedImages | StatsFile], scans: Sequence[SizeScan], options: ComparisonOptions
+) -> tuple[int, int]:
+    """Return resolution and channels of both sets; (0, 0) for numbers and files of statistics."""
+    images = [side for side in sides if isinstance(side, OpenedImages)]
+    if len({side.is_array for side in images}) > 1:
+        kinds = [f"{side.side} {side.location} are {'numbers' if side.is_array else 'images'}" for side in images]
+        raise UsageError(f"reals, fakes: {' and '.join(kinds)}. Use two sets of one kind")
+    if not scans:
+        if options.resolution or options.channels:
+            raise UsageError("resolution, channels: these sets hold no images. Leave --resolution and --channels out")
+        _check_equal_records(images)
+        return 0, 0
+    images = [side for side in images if not side.is_array]
+    if not options.resolution:
+        _check_equal_sizes(images, scans)
+    channels = {1 if scan.is_grey else 3 for scan in scans}
+    if len(channels) > 1 and not options.channels:
+        colors = [f"{side.location} is {'grey' if scan.is_grey else 'RGB'}" for side, scan in zip(images, scans)]
+        raise UsageError(
+            f"reals, fakes: {' and '.join(colors)}. Use --channels 3 to repeat grey to RGB, or --channels 1 to reduce "
+            "colour to grey"
+        )
+    return options.resolution or scans[0].smallest[0], options.channels or channels.pop()
+
+
+def _check_equal_records(sides: Sequence[OpenedImages]) -> None:
+    shapes = {side.source.array.shape[1:] for side in sides if side.source.array is not None}
+    if len(shapes) > 1:
+        names = [f"{list(shape)}" for shape in sorted(shapes)]
+        raise UsageError(f"reals, fakes: records are of shapes {' and '.join(names)}. Use records of one shape")
+
+
+def _check_equal_sizes(sides: Sequence[OpenedImages], scans: Sequence[SizeScan]) -> None:
+    """Refuse images of several sizes, and those that are not square: nothing is resized in silence."""
+    side_lengths = [length for scan in scans for length in (*scan.smallest, *scan.largest)]
+    smallest = min(side_lengths)
+    advice = (
+        f"Use --resolution {smallest}, which crops every image of both sets to the largest centred square and resizes "
+        "it with Lanczos"
+    )
+    for side, scan in zip(sides, scans):
+        if scan.smallest != scan.largest:
+            sizes = f"{_format_size(scan.smallest)} to {_format_size(scan.largest)}"
+            raise UsageError(f"{side.side}: images in {side.location} are of several sizes, {sizes}. {advice}")
+    sizes = [f"{side.location} has {_format_size(scan.smallest)}" for side, scan in zip(sides, scans)]
+    if len({scan.smallest for scan in scans}) > 1:
+        raise UsageError(f"reals, fakes: images differ in size: {' and '.join(sizes)}. {advice}")
+    if len({*side_lengths}) > 1:
+        raise UsageError(f"reals, fakes: images are not square: {' and '.join(sizes)}. {advice}")
+
+
+def _format_size(size: tuple[int, int]) -> str:
+    return f"{size[0]} x {size[1]}"
+
+
+# features -----------------------------------------------------------------------------------------------
+
+
+def _make_space(
+    real: OpenedImages | StatsFile,
+    fake: OpenedImages | StatsFile,
+    resolution: int,
+    channels: int,
+    options: ComparisonOptions,
+) -> FeatureSpace:
+    """Return the space that the user names, or that metrics or files of statistics need. No classifier is trained."""
+    arrays = [side for side in (real, fake) if isinstance(side, OpenedImages) and side.is_array]
+    if arrays and arrays[0].source.array is not None:
+        if options.features not in ("", "values", "pixels"):
+            raise UsageError(f"features={options.features}: needs images, and the sets are numbers. Use values")
+        return raw_values(arrays[0].source.array.shape[1:])
+    files = [side for side in (real, fake) if isinstance(side, StatsFile)]
+    name = options.features
+    if not name and len(files) == 2:
+        return next((file.space for file in files if file.space.name != UNNAMED_SPACE), files[0].space)
+    if not name and not options.inception and files:
+        name = _features_of_file(files[0])
+    if not name:
+        name = required_features(options.metrics, options.inception)
+    if name == classifier.SPACE_NAME and isinstance(real, OpenedImages):
+        return classifier.untrained_space(real.labels, real.classes)
+    if ":" in name:
+        if not resolution:
+            raise UsageError(f"features={name}: is for images, and both sets are files of statistics. Leave it out")
+        return space_from_module(name, (channels, resolution, resolution))
+    if not resolution and name == "pixels":
+        raise UsageError("features=pixels: both sets are files of statistics, of no known size. Leave --features out")
+    return named_space(name, resolution, channels, options.inception or None)
+
+
+def _features_of_file(file: StatsFile) -> str:
+    """Return the feature space of a file of statistics; those of other programs are of Inception."""
+    if file.space.name != UNNAMED_SPACE:
+        return file.space.name
+    return "inception" if file.space.num_features == NUM_FEATURES else "pixels"
+
+
+def _check_stats_file(file: StatsFile, space: FeatureSpace, image_shape: tuple[int, ...]) -> None:
+    """Refuse statistics of another space, or of images of another shape."""
+    stats = load_reference_stats(file.path, space, field=file.side)
+    if image_shape and stats.image_shape and stats.image_shape != image_shape:
+        raise UsageError(
+            f"{file.side}: {file.path} is of images {list(stats.image_shape)}, and the others are {list(image_shape)}. "
+            f"Use `paragan data stats PATH --out {file.path} --resolution {image_shape[1]}`"
+        )
+
+
+def _unnamed_space_notes(comparison: Comparison) -> tuple[str, ...]:
+    """Note that other programs resize images in other ways, where a file does not say."""
+    files = [side for side in (comparison.reals, comparison.fakes) if isinstance(side, StatsFile)]
+    unnamed = [file.path.name for file in files if file.space.name == UNNAMED_SPACE]
+    if not unnamed:
+        return ()
+    return (f"{', '.join(unnamed)}: of unknown features and resizing, which may differ",)
+
+
+def _describe_side(side: ImageSet | StatsFile) -> str:
+    return side.describe() if isinstance(side, ImageSet) else f"mu and sigma of {side.space.num_features:,} features"

@@ -1,0 +1,256 @@
+"""A set of images that is compared with another: opened, checked, and read at one size.
+
+    opened = open_image_set("fakes", "samples.npz", with_labels=False)
+    scan = scan_sizes(opened)                                   # the headers of all images
+    image_set = read_image_set(opened, resolution=32, channels=3)
+
+Nothing is cropped, resized, converted or replaced without a request, because that changes scores.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from paragan.core.errors import UsageError
+from paragan.data.bad_samples import BadSamples
+from paragan.data.dataset import MAX_AUTO_CACHE_BYTES, Dataset, compute_fingerprint, from_arrays, header_sample
+from paragan.data.decode import DecodeFailure, Header, parallel_map, read_header
+from paragan.data.formats.array import ArraySource
+from paragan.data.open_source import open_checked_source
+from paragan.data.source import Source
+from paragan.data.storage.filesystem import printable, redact_url
+from paragan.data.streaming import StreamingImages
+
+Side = Literal["reals", "fakes"]
+ImageContent = str | Path | np.ndarray | Dataset
+
+REMOTE_THREADS = 32
+RUN_OPTIONS = {  # what messages about data suggest to a run -> the same for a comparison
+    ", or allow more with --data.max_bad_fraction": "",
+    "--data.labels=false": "--metrics fd,kid,prdc, which need no labels",
+}
+
+
+@dataclass(frozen=True, eq=False)
+class OpenedImages:
+    """Images of which nothing is read yet.
+
+    side     : "reals" or "fakes", for messages
+    location : their path or address, for messages
+    source   : the records
+    rows     : [N] indices in the source; None for all
+    labels   : [N] int64 in 0..K-1; None without classes, or if nothing needs them
+    classes  : [K] names
+    """
+
+    side: Side
+    location: str
+    source: Source
+    rows: np.ndarray | None
+    labels: np.ndarray | None
+    classes: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.source) if self.rows is None else len(self.rows)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Lines for people: what was ignored, and the like."""
+        return self.source.notes
+
+    @property
+    def is_array(self) -> bool:
+        """Whether they are numbers rather than images."""
+        return self.source.array is not None and self.source.array.dtype == np.float32
+
+
+@dataclass(frozen=True, eq=False)
+class ImageSet:
+    """Images that can be scored.
+
+    side          : "reals" or "fakes", for messages
+    location      : their path or address
+    images        : [N, R, R, C] uint8, in memory or read when they are indexed; or numbers [N, ...] float32
+    labels        : [N] int64 in 0..K-1, or None
+    fingerprint   : of shape, labels and pixels; of files, if they are streamed
+    cache_key     : the fingerprint if it is of all content, else ""
+    preprocessing : what was done to the images
+    """
+
+    side: Side
+    location: str
+    images: np.ndarray | StreamingImages
+    labels: np.ndarray | None
+    fingerprint: str
+    cache_key: str
+    preprocessing: str
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of one record: (C, H, W), or that of the numbers."""
+        shape = self.images.shape[1:]
+        return shape if self.images.dtype == np.float32 else (shape[2], *shape[:2])
+
+    def describe(self) -> str:
+        """Return a line for people."""
+        count = f"{len(self.images):,}"
+        if self.images.dtype == np.float32:
+            return f"{count} records of {' x '.join(map(str, self.shape))} numbers"
+        channels, height, width = self.shape
+        color = "grey" if channels == 1 else "RGB"
+        return f"{count} images, {width} x {height}, {color}, {self.preprocessing}"
+
+
+class SizeScan(NamedTuple):
+    """What the headers of a set say.
+
+    smallest, largest : (width, height)
+    is_grey           : whether all are grey
+    notes             : lines for people
+    """
+
+    smallest: tuple[int, int]
+    largest: tuple[int, int]
+    is_grey: bool
+    notes: tuple[str, ...] = ()
+
+
+@contextlib.contextmanager
+def name_side(side: Side) -> Iterator[None]:
+    """Let messages about data name the side, and suggest what a comparison has."""
+    try:
+        yield
+    except UsageError as error:
+        text = str(error).removeprefix("data: ")
+        for option, replacement in RUN_OPTIONS.items():
+            text = text.replace(option, replacement)
+        raise UsageError(f"{side}: {text}") from error
+
+
+def open_image_set(side: Side, content: ImageContent, with_labels: bool, count: int = 0) -> OpenedImages:
+    """Open images: a path or address as `--data` accepts it, arrays [N, R, R, C] uint8 or [N, ...] float, a Dataset.
+
+    Args:
+        side: which of the two sets it is, for messages.
+        content: where or what they are.
+        with_labels: whether labels are read.
+        count: use so many, evenly spaced; 0 for all.
+
+    Raises:
+        UsageError: there are none, they cannot be read, or they are fewer than `count`.
+    """
+    with name_side(side):
+        if isinstance(content, np.ndarray):
+            content = from_arrays(content)
+        rows: np.ndarray | None = None
+        if not isinstance(content, Dataset):
+            source = open_checked_source(str(content), labels=with_labels)
+        elif isinstance(content.images, StreamingImages):
+            source = content.images.source
+            rows = content.images.rows
+        else:
+            source = ArraySource("the array", content.images, content.labels, content.classes)
+    location = printable(redact_url(str(content))) if isinstance(content, str | Path) else source.location
+    size = len(source) if rows is None else len(rows)
+    if count > size:
+        raise UsageError(f"count={count}: {side} are {size} images in {location}. Use count={size} or less")
+    if 0 < count < size:
+        selected = np.linspace(0, size - 1, count).astype(np.int64)
+        rows = selected if rows is None else rows[selected]
+    labels = source.labels if with_labels else None
+    if labels is not None and rows is not None:
+        labels = labels[rows]
+    return OpenedImages(side, location, source, rows, labels, source.classes if with_labels else ())
+
+
+def scan_sizes(opened: OpenedImages) -> SizeScan:
+    """Read the headers of all images; of remote ones those of an even sample.
+
+    Raises:
+        UsageError: a header cannot be read.
+    """
+    source = opened.source
+    if source.array is not None:
+        _, height, width, channels = source.array.shape
+        return SizeScan((width, height), (width, height), channels == 1)
+    rows = np.arange(len(source)) if opened.rows is None else opened.rows
+    notes: tuple[str, ...] = ()
+    if not source.is_local:
+        sample = header_sample(source)
+        if len(sample) < len(rows):
+            notes = (f"{opened.side}: sizes and colour are those of {len(sample):,} images, evenly spaced",)
+            rows = sample
+    threads = 0 if source.is_local else REMOTE_THREADS
+    results = parallel_map(len(rows), lambda index: read_header(source.read(int(rows[index]))), threads)
+    failures = [result for result in results if isinstance(result, DecodeFailure)]
+    if failures:
+        first = failures[0]
+        raise UsageError(
+            f"{opened.side}: {source.sample_name(int(rows[first.index]))}: {first.reason}; {len(failures):,} of "
+            f"{len(rows):,} images cannot be decoded. Use `paragan data convert FROM TO --skip-bad` to leave them out"
+        )
+    headers = [result for result in results if isinstance(result, Header)]
+    sizes = sorted({(header.width, header.height) for header in headers}, key=lambda size: (size[0] * size[1], size))
+    return SizeScan(sizes[0], sizes[-1], all(header.is_grey for header in headers), notes)
+
+
+def read_image_set(opened: OpenedImages, resolution: int, channels: int, preprocessing: str) -> ImageSet:
+    """Read images into memory, or prepare to read them when they are indexed if they take more than 2 GiB.
+
+    Args:
+        opened: the images, or numbers, for which the other arguments do not count.
+        resolution: R; images of another size are cropped to the largest square in the centre and resized with Lanczos.
+        channels: C, 1 (grey) or 3 (RGB).
+        preprocessing: what that does to these images, for people.
+
+    Raises:
+        UsageError: an image cannot be decoded.
+    """
+    source = opened.source
+    images: np.ndarray | StreamingImages
+    if opened.is_array and source.array is not None:
+        images = source.array if opened.rows is None else source.array[opened.rows]
+    else:
+        bad_samples = BadSamples(None, len(source), source.sample_name, 0.0)
+        images = StreamingImages(source, bad_samples, resolution, channels)
+        images.rows = opened.rows
+    if isinstance(images, StreamingImages) and source.is_local and images.nbytes <= MAX_AUTO_CACHE_BYTES:
+        with name_side(opened.side):
+            images = images.read_all()
+    if isinstance(images, StreamingImages):
+        fingerprint = _content_digest(images, opened.labels)
+        cache_key = fingerprint if source.is_local else ""
+    else:
+        fingerprint = compute_fingerprint(images, opened.labels)
+        cache_key = fingerprint
+    return ImageSet(opened.side, opened.location, images, opened.labels, fingerprint, cache_key, preprocessing)
+
+
+def _content_digest(images: StreamingImages, labels: np.ndarray | None) -> str:
+    """Return 16 hex digits of the sha256 over shape, labels and all records as stored; of names and sizes if remote."""
+    source = images.source
+    digest = hashlib.sha256(repr((images.shape, labels is not None)).encode())
+    if labels is not None:
+        digest.update(np.ascontiguousarray(labels, "<i8").tobytes())
+    if images.rows is not None:
+        digest.update(np.ascontiguousarray(images.rows, "<i8").tobytes())
+    if not source.is_local:
+        for part in source.fingerprint_parts():
+            digest.update(part)
+        return digest.hexdigest()[:16]
+
+    def hash_record(index: int) -> bytes:
+        record = images.read_record(index)
+        data = record if isinstance(record, bytes) else np.ascontiguousarray(record).tobytes()
+        return hashlib.sha256(data).digest()
+
+    for result in parallel_map(len(images), hash_record):
+        digest.update(result if isinstance(result, bytes) else result.reason.encode())
+    return digest.hexdigest()[:16]
