@@ -59,7 +59,7 @@ def eval_sets(options: argparse.Namespace, parser: argparse.ArgumentParser, argu
 
         return launch(ranks, without_ranks_option(arguments))
     comparison_options = ComparisonOptions(
-        metrics=tuple((options.metrics or DEFAULT_METRICS).split(",")),
+        metrics=tuple((DEFAULT_METRICS if options.metrics is None else options.metrics).split(",")),
         features=options.features or "",
         inception=options.inception or "",
         resolution=options.resolution or 0,

@@ -26,6 +26,7 @@ from paragan.eval.accumulators import ClassGaussianAcc, GaussianAcc
 from paragan.eval.evaluate import ClassLabels, EvalProtocol, Score, compute_feature_stats, score_stats
 from paragan.eval.feature_stats import FeatureStats
 from paragan.eval.features import FeatureSpace, named_space, raw_values, space_from_module
+from paragan.eval.frechet import Gaussian
 from paragan.eval.inception import NUM_FEATURES
 from paragan.eval.metrics import METRICS, check_labels, get_metric, metric_names, required_features
 from paragan.eval.reference_stats import UNNAMED_SPACE, is_reference_stats, load_reference_stats, recorded_space
@@ -73,19 +74,24 @@ class ComparisonOptions:
 class StatsFile:
     """A side that is a file with mu and sigma.
 
-    space       : as the file names it
+    stats       : its Gaussian, in the space that the file names
     fingerprint : of the file
     """
 
     side: Side
     path: Path
-    space: FeatureSpace
+    stats: FeatureStats
     fingerprint: str
 
     @property
     def location(self) -> str:
         """Its path, for messages."""
         return str(self.path)
+
+    @property
+    def space(self) -> FeatureSpace:
+        """The space that the file names."""
+        return self.stats.space
 
 
 @dataclass(frozen=True, eq=False)
@@ -165,6 +171,10 @@ def prepare_comparison(reals: ImageContent, fakes: ImageContent, options: Compar
         raise UsageError("metrics=: there is none. Use fd,kid,prdc")
     if options.channels not in (0, 1, 3):
         raise UsageError(f"channels={options.channels}: not possible. Use 1 (grey) or 3 (RGB)")
+    if options.inception and options.features not in ("", "inception"):
+        raise UsageError(
+            f"inception={options.inception}: is not used by features={options.features}. Leave one of them out"
+        )
     with_labels = any(metric.needs_labels for metric in metrics) or options.features == classifier.SPACE_NAME
     real = _open_side("reals", reals, with_labels)
     fake = _open_side("fakes", fakes, with_labels, options.count)
@@ -249,7 +259,9 @@ def _side_stats(
 ) -> FeatureStats:
     """Return what the metrics need of one side: from its file, from the cache, or computed now."""
     if isinstance(side, StatsFile):
-        return load_reference_stats(side.path, space, device, side.side)
+        gaussian: Gaussian = side.stats.get(GaussianAcc())
+        on_device = Gaussian(gaussian.count, gaussian.mean.to(device), gaussian.covariance.to(device))
+        return dataclasses.replace(side.stats, space=space, results={GaussianAcc(): on_device})
     count = len(side.images)
 
     def show_progress(done: int) -> bool:
@@ -283,7 +295,7 @@ def _open_side(side: Side, content: ImageContent, with_labels: bool, count: int 
     path = Path(content).expanduser()
     with path.open("rb") as file:
         fingerprint = hashlib.file_digest(file, "sha256").hexdigest()[:16]
-    return StatsFile(side, path, recorded_space(path, side), fingerprint)
+    return StatsFile(side, path, load_reference_stats(path, recorded_space(path, side), field=side), fingerprint)
 
 
 def _check_stats_suffice(side: OpenedImages | StatsFile, options: ComparisonOptions) -> None:
@@ -497,11 +509,17 @@ def _features_of_file(file: StatsFile) -> str:
 
 def _check_stats_file(file: StatsFile, space: FeatureSpace, image_shape: tuple[int, ...]) -> None:
     """Refuse statistics of another space, or of images of another shape."""
-    stats = load_reference_stats(file.path, space, field=file.side)
+    stats = file.stats
     if image_shape and stats.image_shape and stats.image_shape != image_shape:
         raise UsageError(
             f"{file.side}: {file.path} is of images {list(stats.image_shape)}, and the others are {list(image_shape)}. "
             f"Use `paragan data stats PATH --out {file.path} --resolution {image_shape[1]}`"
+        )
+    is_other = file.space.hash != space.hash and file.space.name != UNNAMED_SPACE
+    if is_other or file.space.num_features != space.num_features:
+        raise UsageError(
+            f"{file.side}: {file.path} has {file.space.num_features} features of the space {file.space.name}, and the "
+            f"others {space.num_features} of {space.name}. Use files and --features of one space"
         )
 
 
@@ -515,4 +533,7 @@ def _unnamed_space_notes(comparison: Comparison) -> tuple[str, ...]:
 
 
 def _describe_side(side: ImageSet | StatsFile) -> str:
-    return side.describe() if isinstance(side, ImageSet) else f"mu and sigma of {side.space.num_features:,} features"
+    if isinstance(side, ImageSet):
+        return side.describe()
+    of_images = f" of {side.stats.count:,} images" if side.stats.count else ""
+    return f"mu and sigma{of_images}, {side.space.num_features:,} features"
