@@ -64,7 +64,7 @@ def open_source(location: str, remote: RemoteOptions | None = None, *, labels: L
     return _open_file(fs, name, remote, labels) if name else _open_folder(fs, location, remote, labels)
 
 
-def open_checked_source(location: str, *, labels: bool = True) -> Source:
+def open_checked_source(location: str, *, labels: LabelChoice = True) -> Source:
     """Open a data set as `open_source` does; whatever keeps it from being read is a UsageError."""
     try:
         return open_source(location, labels=labels)

@@ -89,3 +89,24 @@ def test_a_file_truncated_while_mapped_is_an_error(tmp_path):
     os.truncate(tmp_path / "a.npz", 2000)  # a map of it would end the process
     with pytest.raises(RunError, match="was changed while it was used"):
         result.read(len(IMAGES) - 1)
+
+
+@pytest.mark.parametrize("count", [30, 2])  # mapped, and read
+def test_positional_arrays_are_images_and_labels(tmp_path, count):
+    images, labels = IMAGES[:count], LABELS[:count]
+    np.savez(tmp_path / "adm.npz", images, labels)
+    np.savez(tmp_path / "named.npz", images=images, labels=labels)
+    adm, named = (load_data(str(tmp_path / f"{name}.npz"), resolution=8) for name in ("adm", "named"))
+    assert adm.fingerprint == named.fingerprint
+    assert adm.classes == named.classes
+    np.savez(tmp_path / "reference.npz", images, mu=np.zeros(3), sigma=np.eye(3))
+    source = open_source(str(tmp_path / "reference.npz"))
+    assert (read_all_pixels(source) == images).all()
+    assert source.notes == ("ignored keys: mu, sigma",)
+
+
+def test_positional_arrays_of_other_kinds_are_no_images(tmp_path):
+    for number, arrays in enumerate(([np.zeros((3, 4))], [np.zeros(5, np.uint8)])):
+        np.savez(tmp_path / f"{number}.npz", *arrays)
+        with pytest.raises(UsageError, match="has no images; found arr_0"):
+            open_source(str(tmp_path / f"{number}.npz"))
