@@ -74,7 +74,7 @@ def add_eval_command(commands: Any) -> None:
     p.add_argument(
         "--truncation", default="1", metavar="PSI,PSI", help="one value or several; below 1: less variety (1)"
     )
-    p.add_argument("--seed", type=int, metavar="N", help="of the latents (default: that of the run)")
+    p.add_argument("--seed", type=int, metavar="N", help="of latents and kid's subsets (default: as in the run; 0)")
     p.add_argument("--follow", action="store_true", help="score models as they appear in a run, until it is complete")
     p.add_argument(
         "--patience", type=float, default=600.0, metavar="S", help="with --follow: end after S s without news (600)"
@@ -139,12 +139,19 @@ def _evaluation_fields(options: argparse.Namespace, recorded: dict[str, Any]) ->
     metrics = options.metrics.split(",") if options.metrics else recorded["metrics"]
     if "count" not in fields and any(get_metric(name).required_fakes for name in metrics):
         fields["count"] = num_fakes(metrics)
-    if "features" not in fields and options.metrics and recorded["features"] == "pixels":
+    is_other_request = bool(options.metrics or options.inception)
+    if "features" not in fields and is_other_request and recorded["features"] == "pixels":
         fields["features"] = required_features(metrics, options.inception or "")
     if "features" not in fields and ":" in recorded["features"]:
         name = recorded["features"]
         raise UsageError(
             f"--features: this run is scored with your own code, which files never run. Use --features {name}"
+        )
+    features = fields.get("features", recorded["features"])
+    if options.inception and features != "inception":
+        raise UsageError(
+            f"--inception {options.inception}: is not used by the features {features}. Leave it out, or use "
+            "--features inception"
         )
     return recorded | fields | {"metrics": metrics}
 

@@ -10,6 +10,7 @@ Nothing is cropped, resized, converted or replaced without a request, because th
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -146,28 +147,34 @@ def open_image_set(side: Side, content: ImageContent, with_labels: bool, count: 
     Raises:
         UsageError: there are none, they cannot be read, or they are fewer than `count`.
     """
+    location = printable(redact_url(str(content))) if isinstance(content, str | Path) else "the array"
     with name_side(side):
-        if isinstance(content, np.ndarray):
-            content = from_arrays(content)
-        rows: np.ndarray | None = None
-        if not isinstance(content, Dataset):
-            source = open_checked_source(str(content), labels=with_labels)
-        elif isinstance(content.images, StreamingImages):
-            source = content.images.source
-            rows = content.images.rows
-        else:
-            source = ArraySource("the array", content.images, content.labels, content.classes)
-    location = printable(redact_url(str(content))) if isinstance(content, str | Path) else source.location
-    size = len(source) if rows is None else len(rows)
+        opened = _open_content(side, location, content, with_labels)
+    size = len(opened)
     if count > size:
         raise UsageError(f"count={count}: {side} are {size} images in {location}. Use count={size} or less")
-    if 0 < count < size:
-        selected = np.linspace(0, size - 1, count).astype(np.int64)
-        rows = selected if rows is None else rows[selected]
-    labels = source.labels if with_labels else None
-    if labels is not None and rows is not None:
-        labels = labels[rows]
-    return OpenedImages(side, location, source, rows, labels, source.classes if with_labels else ())
+    if count in (0, size):
+        return opened
+    selected = np.linspace(0, size - 1, count).astype(np.int64)
+    rows = selected if opened.rows is None else opened.rows[selected]
+    return dataclasses.replace(opened, rows=rows, labels=None if opened.labels is None else opened.labels[selected])
+
+
+def _open_content(side: Side, location: str, content: ImageContent, with_labels: bool) -> OpenedImages:
+    rows: np.ndarray | None = None
+    if isinstance(content, np.ndarray):
+        content = from_arrays(content)
+    if not isinstance(content, Dataset):
+        source = open_checked_source(str(content), labels=with_labels)
+    elif isinstance(content.images, StreamingImages):
+        source = content.images.source
+        rows = content.images.rows
+    else:
+        source = ArraySource(location, content.images)
+    labelled = content if isinstance(content, Dataset) else source
+    if not with_labels:
+        return OpenedImages(side, location, source, rows, None, ())
+    return OpenedImages(side, location, source, rows, labelled.labels, labelled.classes)
 
 
 def scan_sizes(opened: OpenedImages) -> SizeScan:

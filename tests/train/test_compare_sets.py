@@ -18,6 +18,7 @@ from paragan.eval import classifier, features, result_cache
 from paragan.eval.features import inception_2015
 from paragan.eval.inception import Inception
 from paragan.train import compare_sets, image_set
+from paragan.train.rank_agreement import check_same_sets
 
 N, M = 80, 60
 
@@ -138,6 +139,16 @@ def test_scores_on_ranks_are_those_of_one(pool):
     assert single == [score.value for score in paragan.compare(REALS, FAKES)]
 
 
+def test_ranks_with_other_images_are_refused(pool):
+    def job(world):
+        fakes = FAKES if world.is_main else FAKES[::-1].copy()
+        comparison = compare_sets.prepare_comparison(REALS, fakes, compare_sets.ComparisonOptions())
+        with pytest.raises(UsageError, match=r"fakes: rank 0 has 60 images .*; rank 1 has as many, but other images"):
+            check_same_sets(comparison, world)
+
+    pool(2, job)
+
+
 # files of statistics
 
 
@@ -212,6 +223,10 @@ def test_labels_match_by_name_whatever_their_order(tmp_path):
     alone = {"cat": (REALS[::2], FAKES[1::2]), "dog": (REALS[1::2], FAKES[::2])}
     for name, pair in alone.items():
         assert score.per_class[name] == pytest.approx(paragan.compare(*pair, ["fd"])[0].value, rel=1e-8)
+    in_memory = paragan.from_arrays(REALS, labels, ("cat", "dog"))
+    for dataset in (in_memory, paragan.load_data(str(reals), resolution=8, cache="stream")):
+        assert paragan.compare(dataset, fakes, ["intra_fd"])[0].per_class == score.per_class
+    assert paragan.compare(dataset.only_class(0), FAKES[1::2], ["fd"])[0].value == pytest.approx(score.per_class["cat"])
     numbered = write_folder(tmp_path / "numbered", FAKES, ["1", "0"] * (M // 2))
     assert paragan.compare(reals, numbered, ["intra_fd"])[0].per_class == score.per_class
 
