@@ -160,7 +160,8 @@ def compare(
         UsageError: before features are computed: a set cannot be read, the sets differ in size or channels, or a metric
             is unknown, needs more images or labels, or is not possible with a file of statistics.
     """
-    options = ComparisonOptions(tuple(metrics), features, inception, resolution, channels, count, seed)
+    names = metrics.split(",") if isinstance(metrics, str) else metrics
+    options = ComparisonOptions(tuple(names), features, inception, resolution, channels, count, seed)
     return score_comparison(prepare_comparison(reals, fakes, options), device=pick_device(device))
 
 
@@ -229,15 +230,15 @@ def score_comparison(
         space = classifier.classifier_space(
             reals.images, reals.labels, comparison.classes, data_digest=key, group=group, device=device
         )
-    stats: dict[Side, FeatureStats] = {}
-    for side in (reals, comparison.fakes):
-        stats[side.side] = _side_stats(side, space, comparison, group, device, on_progress)
+    uses_reals = any(METRICS[name].real_accumulators for name in options.metrics)
+    real_stats = _side_stats(reals, space, comparison, group, device, on_progress) if uses_reals else None
+    fake_stats = _side_stats(comparison.fakes, space, comparison, group, device, on_progress)
     data = None
     if isinstance(reals, ImageSet):
         data = f"{reals.fingerprint} {'x'.join(map(str, reals.images.shape[1:]))}, {reals.preprocessing}"
     scores = score_stats(
-        stats["fakes"],
-        stats["reals"],
+        fake_stats,
+        real_stats,
         metrics=options.metrics,
         protocol=EvalProtocol(data=data, split="all", seed=options.seed),
         classes=comparison.classes,

@@ -250,7 +250,7 @@ def test_a_classifier_of_the_reals_scores_fakes(tmp_path, monkeypatch):
     scores = values(paragan.compare(reals, fakes, ["accuracy", "is", "fd"], features="resnet20"))
     assert 0 <= scores["accuracy_resnet20"] <= 1
     assert 1 <= scores["is_resnet20"] <= 2
-    unlabelled = values(paragan.compare(reals, FAKES, ["is", "fd"], features="resnet20"))
+    unlabelled = values(paragan.compare(reals, FAKES, "is,fd", features="resnet20"))
     assert unlabelled == {name: scores[name] for name in unlabelled}
 
 
