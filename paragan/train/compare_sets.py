@@ -424,10 +424,13 @@ def _choose_size(
         _check_equal_records(images)
         return 0, 0
     images = [side for side in images if not side.is_array]
-    if not options.resolution:
-        _check_equal_sizes(images, scans)
     channels = {1 if scan.is_grey else 3 for scan in scans}
-    if len(channels) > 1 and not options.channels:
+    differ_in_color = len(channels) > 1 and not options.channels
+    if not options.resolution:
+        _check_equal_sizes(
+            images, scans, ", and --channels 3 or 1, since colour differs too" if differ_in_color else ""
+        )
+    if differ_in_color:
         colors = [f"{side.location} is {'grey' if scan.is_grey else 'RGB'}" for side, scan in zip(images, scans)]
         raise UsageError(
             f"reals, fakes: {' and '.join(colors)}. Use --channels 3 to repeat grey to RGB, or --channels 1 to reduce "
@@ -443,13 +446,13 @@ def _check_equal_records(sides: Sequence[OpenedImages]) -> None:
         raise UsageError(f"reals, fakes: records are of shapes {' and '.join(names)}. Use records of one shape")
 
 
-def _check_equal_sizes(sides: Sequence[OpenedImages], scans: Sequence[SizeScan]) -> None:
+def _check_equal_sizes(sides: Sequence[OpenedImages], scans: Sequence[SizeScan], other_advice: str) -> None:
     """Refuse images of several sizes, and those that are not square: nothing is resized in silence."""
     side_lengths = [length for scan in scans for length in (*scan.smallest, *scan.largest)]
     smallest = min(side_lengths)
     advice = (
         f"Use --resolution {smallest}, which crops every image of both sets to the largest centred square and resizes "
-        "it with Lanczos"
+        f"it with Lanczos{other_advice}"
     )
     for side, scan in zip(sides, scans):
         if scan.smallest != scan.largest:
