@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from paragan.train.compare_sets import Comparison, ComparisonOptions
     from paragan.train.console import RunConsole
 
+QUIET_S = 10.0  # until metrics are named on stderr where that is no terminal
 DEFAULT_METRICS = "fd,kid,prdc"
 RUN_ONLY = ("reference", "data", "nets", "follow", "truncation", "patience")  # options that score a run
 SETS_ONLY = ("fakes", "resolution", "channels", "json")  # options that score two sets
@@ -113,9 +116,19 @@ def _score_sets(
     check_same_sets(comparison, world)
     for line in comparison.describe():
         console.print(line)
+    start_s = time.monotonic()
+
+    def show_metric(name: str) -> None:
+        if world.is_main and (sys.stderr.isatty() or time.monotonic() - start_s > QUIET_S):
+            sys.stderr.write(f"computing {name}\n")
+
     with progress_bar("images", enabled=world.is_main) as show_progress:
         scores = score_comparison(
-            comparison, world.all_ranks, world.device, lambda side, done, count: show_progress(done, count)
+            comparison,
+            world.all_ranks,
+            world.device,
+            lambda side, done, count: show_progress(done, count),
+            show_metric,
         )
     for line in format_scores_with_notes(scores):
         console.print(line)

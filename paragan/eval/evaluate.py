@@ -12,7 +12,7 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -195,6 +195,7 @@ def score_stats(
     group: ReduceGroup = SINGLE,
     device: torch.device | str = "cpu",
     seconds: float = 0.0,
+    on_metric: Callable[[str], object] | None = None,
 ) -> list[Score]:
     """Score feature stats of fakes, as `evaluate` does with images. Every rank calls this and gets the same list.
 
@@ -207,6 +208,7 @@ def score_stats(
         group: All ranks.
         device: Where features are.
         seconds: Duration of the passes over the images, which the scores report.
+        on_metric: Called with the name of each metric before it is computed.
 
     Raises:
         UsageError: A metric is unknown, is not defined in the space or lacks reals; no metric could be computed.
@@ -217,15 +219,21 @@ def score_stats(
     if against_reals:
         real = _real_stats(reals, against_reals, {"space": fakes.space})
     inputs = MetricInputs(real, fakes, group, protocol.seed, classes, torch.device(device))
-    return _compute_scores(names, inputs, protocol, seconds)
+    return _compute_scores(names, inputs, protocol, seconds, on_metric)
 
 
 def _compute_scores(
-    names: Mapping[str, Sequence[str]], inputs: MetricInputs, protocol: EvalProtocol, shared_s: float
+    names: Mapping[str, Sequence[str]],
+    inputs: MetricInputs,
+    protocol: EvalProtocol,
+    shared_s: float,
+    on_metric: Callable[[str], object] | None = None,
 ) -> list[Score]:
     """Compute the scores of all metrics, by the names of their scores. UsageError if none can be computed."""
     scores: list[Score] = []
     for metric, score_names in names.items():
+        if on_metric:
+            on_metric(metric)
         scores += _scores(METRICS[metric], score_names, inputs, protocol, shared_s)
     if scores and all(score.failure for score in scores):
         raise UsageError(f"metrics={next(iter(names))}: {scores[0].failure}")

@@ -209,6 +209,7 @@ def score_comparison(
     group: ReduceGroup = SINGLE,
     device: torch.device | str = "cpu",
     on_progress: SetProgressFn | None = None,
+    on_metric: Callable[[str], object] | None = None,
 ) -> list[Score]:
     """Compute the scores. Every rank calls this with equal arguments and gets the same list.
 
@@ -217,6 +218,7 @@ def score_comparison(
         group: all ranks.
         device: where features are computed.
         on_progress: called with side, images done and images in all.
+        on_metric: called with the name of each metric before it is computed.
 
     Raises:
         UsageError: no score could be computed, or features are not finite.
@@ -245,6 +247,7 @@ def score_comparison(
         group=group,
         device=device,
         seconds=time.perf_counter() - start,
+        on_metric=on_metric,
     )
     notes = _unnamed_space_notes(comparison)
     return [dataclasses.replace(score, notes=(*score.notes, *notes)) for score in scores]

@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 
 import paragan
+from paragan.cli import eval_sets
 from paragan.train import local_launcher
 from processes import run_cli, usage_error
 
@@ -41,6 +42,15 @@ def test_scores_are_printed_and_written(tmp_path):
     assert lines[0].startswith(f"fd_pixels {scores[0].value:.4g}  (30 reals for 64 features: biased upwards)")
     assert written["reals"]["path"] == "reals.npz"
     assert written["scores"][0]["protocol"]["fakes"] == 20
+
+
+def test_long_computations_name_their_metric_on_stderr(monkeypatch):
+    command = ["eval", "--reals=reals.npz", "--fakes=fakes", "--metrics=fd,prdc"]
+    assert run_cli(*command).err == ""
+    monkeypatch.setattr(eval_sets, "QUIET_S", -1.0)
+    ended = run_cli(*command)
+    assert ended.err == "computing fd\ncomputing prdc\n"
+    assert "computing" not in ended.out
 
 
 def test_started_ranks_print_what_one_prints(processes, tmp_path):

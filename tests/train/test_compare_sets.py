@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import zipfile
 
+import h5py
 import numpy as np
 import pytest
 import scipy.linalg
@@ -116,11 +117,13 @@ def test_exchanged_sets_exchange_precision_and_recall():
 
 def test_containers_of_the_same_images_have_the_same_scores(tmp_path, monkeypatch):
     folder = write_folder(tmp_path / "folder", FAKES)
-    sets = [folder, tmp_path / "a.zip", tmp_path / "a.tar", tmp_path / "b.npz", tmp_path / "adm.npz", FAKES]
+    sets = [folder, *(tmp_path / name for name in ("a.zip", "a.tar", "b.npz", "adm.npz", "c.h5")), FAKES]
     shutil.make_archive(str(tmp_path / "a"), "zip", folder)
     shutil.make_archive(str(tmp_path / "a"), "tar", folder, ".")
     np.savez(tmp_path / "b.npz", images=FAKES)
     np.savez(tmp_path / "adm.npz", FAKES, np.zeros(M, np.int64))  # arr_0, arr_1
+    with h5py.File(tmp_path / "c.h5", "w") as file:
+        file["imgs"] = FAKES.transpose(0, 3, 1, 2)
     results = [[(s.name, s.value) for s in paragan.compare(REALS, fakes, ["fd", "prdc"])] for fakes in sets]
     assert all(result == results[0] for result in results)
     monkeypatch.setattr(image_set, "MAX_AUTO_CACHE_BYTES", 0)  # decoded when needed
