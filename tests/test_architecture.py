@@ -76,7 +76,9 @@ PARTS_MAY_IMPORT: dict[str, set[str]] = {
     "losses.augment": set(),
     "data.storage": {"data.source"},
     "data.formats": {"data.source", "data.decode", "data.storage"},
-    "data.loader": {"data.source", "data.decode", "data.streaming", "data.storage", "data.formats"},
+    "data.loader": {
+        *{"data.source", "data.decode", "data.value_range", "data.streaming", "data.storage", "data.formats"},
+    },
 }
 
 # Parts that are built upon the rest of their package, which therefore may not import them.

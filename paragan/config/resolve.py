@@ -40,6 +40,7 @@ def load_dataset(options: DataOptions) -> Dataset:
         cache=options.cache,
         max_bad_fraction=options.max_bad_fraction,
         remote=options.remote,
+        value_range=options.range,
     )
     return dataset if options.only_class is None else dataset.only_class(options.only_class)
 
@@ -58,6 +59,7 @@ def resolve(run: Run, dataset: Dataset) -> Run:
         cache="memory" if dataset.in_memory else "stream",
         resolution=spec.resolution,
         channels=spec.channels,
+        range=dataset.value_range.option if dataset.value_range else run.data.range,
     )
     device = run.device
     if device.precision == "auto":

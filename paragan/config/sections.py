@@ -13,6 +13,7 @@ from paragan.core.schema import config_class
 from paragan.data.dataset import CacheMode
 from paragan.data.loader.prefetch import PrefetchOptions
 from paragan.data.storage.filesystem import RemoteOptions, redact_url
+from paragan.data.value_range import AUTO
 from paragan.optim.optimizers import Kimg
 
 NonNegativeInt = Annotated[int, Field(ge=0)]
@@ -85,6 +86,8 @@ class DataOptions:
     path       : `digits`, a file, a folder or an address (docs/data.md lists the formats); empty: --data is required
     resolution : images are cropped to a square and resized to this (0: chosen from the data)
     channels   : 1 grey, 3 RGB (0: chosen from the data)
+    range      : the stored values that become black and white, for images with more than 8 bits: auto (found from the
+                 data), full (all 16 bits), or MIN:MAX, which clips values outside and may stretch 8-bit images too
     labels     : whether G and D are conditioned on the class
     label_key  : the key or column that holds the labels, where a data set has several (empty: the usual one)
     mirror     : flip every second image left to right
@@ -98,6 +101,7 @@ class DataOptions:
     path: str = ""
     resolution: NonNegativeInt = 0
     channels: Literal[0, 1, 3] = 0
+    range: str = AUTO
     labels: bool = True
     label_key: str = ""
     mirror: bool = False

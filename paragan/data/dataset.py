@@ -6,9 +6,11 @@ shape (`core.array_plots`).
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import itertools
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -16,18 +18,21 @@ import numpy as np
 
 from paragan.core.errors import RunError, UsageError
 from paragan.data.bad_samples import MAX_BAD_FRACTION, BadSamples
-from paragan.data.decode import DecodeFailure, Header, parallel_map, read_header
-from paragan.data.formats.array import to_float32
+from paragan.data.decode import DecodeFailure, Header, measure_record, parallel_map, read_header
+from paragan.data.formats.array import DeepArraySource, to_float32
 from paragan.data.formats.class_labels import check_labels, resolve_class_names
 from paragan.data.open_source import open_source
 from paragan.data.source import DecodeError, LabelChoice, Source
 from paragan.data.storage.filesystem import RemoteOptions, printable, redact_url
 from paragan.data.streaming import StreamingImages
+from paragan.data.value_range import AUTO, FULL, ImageValues, RangeOption, ValueRange, ValueScan, parse_range
 
 CacheMode = Literal["auto", "memory", "stream"]
 MAX_AUTO_CACHE_BYTES = 2 * 2**30  # pixels up to this size are cached in memory with data.cache=auto
 HEADER_SAMPLE = 20_000  # headers that are read to choose a resolution
 HEADER_SAMPLE_REMOTE = 256
+DEEP_SAMPLE = 2048  # files of those with more than 8 bits whose values are read to find their range
+PLAIN_SAMPLE = 64  # 8-bit images whose pixels are read to see whether the set is constant
 
 _MAX_LISTED_CLASSES = 20  # of more classes, `describe` lists the smallest and largest few
 
@@ -44,6 +49,7 @@ class Dataset:
                   data
     notes       : lines for `describe`
     bad_samples : images known to be bad; None for numbers and arrays
+    value_range : the stored values that became 0 and 255; None for 8-bit images and numbers
     """
 
     images: np.ndarray | StreamingImages
@@ -52,6 +58,7 @@ class Dataset:
     fingerprint: str
     notes: tuple[str, ...] = ()
     bad_samples: BadSamples | None = None
+    value_range: ValueRange | None = None
 
     @property
     def in_memory(self) -> bool:
@@ -103,9 +110,11 @@ class Dataset:
         notes = (*self.notes, f"only class {label} ({self.classes[label]})")
         if isinstance(self.images, StreamingImages):
             subset = self.images.subset(rows)
-            return Dataset(subset, None, (), _streaming_fingerprint(subset, None), notes, self.bad_samples)
+            fingerprint = _streaming_fingerprint(subset, None)
+            return Dataset(subset, None, (), fingerprint, notes, self.bad_samples, self.value_range)
         pixels = self.images[rows]
-        return Dataset(pixels, None, (), compute_fingerprint(pixels, None), notes, self.bad_samples)
+        fingerprint = compute_fingerprint(pixels, None)
+        return Dataset(pixels, None, (), fingerprint, notes, self.bad_samples, self.value_range)
 
 
 def from_arrays(x: np.ndarray, labels: np.ndarray | None = None, classes: tuple[str, ...] = ()) -> Dataset:
@@ -168,6 +177,7 @@ def load_data(
     cache: CacheMode = "auto",
     max_bad_fraction: float = MAX_BAD_FRACTION,
     remote: RemoteOptions | None = None,
+    value_range: str = AUTO,
 ) -> Dataset:
     """Open and check a data set, and decode it, or prepare to decode images when they are needed.
 
@@ -186,18 +196,21 @@ def load_data(
             at most MAX_AUTO_CACHE_BYTES.
         max_bad_fraction: of all images may be bad.
         remote: options for remote storage.
+        value_range: `data.range`, see `paragan.data.value_range`: the values of images with more than 8 bits that
+            become 0 and 255.
 
     Raises:
-        UsageError: the path or format is wrong, too many images are damaged, there is none, labels do not fit, or the
-            pixels take more than half of the machine's memory.
+        UsageError: the path, format or range is wrong, the range is not certain, too many images are damaged, there is
+            none, labels do not fit, or the pixels take more than half of the machine's memory.
     """
     if resolution is not None and resolution < 1:
         raise UsageError(f"resolution={resolution}: not a size. Use a power of two from 8 on, such as 32.")
     if channels not in (None, 1, 3):
         raise UsageError(f"channels={channels}: not possible. Use 1 (grey) or 3 (RGB).")
+    range_option = parse_range(value_range)
     try:
         source = open_source(location, remote, labels=labels)
-        return _build_dataset(source, resolution, channels, labels, cache, max_bad_fraction)
+        return _build_dataset(source, resolution, channels, labels, cache, max_bad_fraction, range_option)
     except RunError as error:
         raise UsageError(str(error)) from error
     except DecodeError as error:  # of the data set itself: a bad image would be replaced
@@ -216,32 +229,37 @@ def _build_dataset(
     labels: LabelChoice,
     cache: CacheMode,
     max_bad_fraction: float,
+    range_option: RangeOption,
 ) -> Dataset:
     numbers, classes = (source.labels, source.classes) if labels else (None, ())
     if source.array is not None and source.array.dtype == np.float32:
-        if resolution or channels or cache == "stream":
+        if resolution or channels or cache == "stream" or range_option == FULL or isinstance(range_option, ValueRange):
             raise UsageError(
-                f"data: {source.location} holds numbers, not images. Leave data.resolution, data.channels and "
-                "data.cache=stream out"
+                f"data: {source.location} holds numbers, not images. Leave data.resolution, data.channels, data.range "
+                "and data.cache=stream out"
             )
         return Dataset(source.array, numbers, classes, compute_fingerprint(source.array, numbers), source.notes)
     bad_samples = BadSamples(numbers, len(source), source.sample_name, max_bad_fraction)
     scan = scan_headers(source, bad_samples)
     side = resolution or choose_resolution(scan.sizes)
     depth = channels or (1 if scan.is_grey else 3)
+    value_range = scan.values.resolve(range_option)
     notes = (
         *_describe_sizes(scan, side, resolution is None),
         *_describe_color(scan.is_grey, depth),
+        *scan.values.describe(value_range),
         *scan.notes,
         *source.notes,
     )
-    streaming = StreamingImages(source, bad_samples, side, depth)
+    streaming = StreamingImages(source, bad_samples, side, depth, value_range)
     if cache == "stream" or (cache == "auto" and (not source.is_local or streaming.nbytes > MAX_AUTO_CACHE_BYTES)):
         fingerprint = _streaming_fingerprint(streaming, numbers)
-        return Dataset(streaming, numbers, classes, fingerprint, (*notes, "decoded when needed"), bad_samples)
+        notes = (*notes, "decoded when needed")
+        return Dataset(streaming, numbers, classes, fingerprint, notes, bad_samples, value_range)
     images = streaming.read_all()
     notes = (*notes, *_describe_bad(bad_samples))
-    return Dataset(images, numbers, classes, compute_fingerprint(images, numbers), notes, bad_samples)
+    fingerprint = compute_fingerprint(images, numbers)
+    return Dataset(images, numbers, classes, fingerprint, notes, bad_samples, value_range)
 
 
 def choose_resolution(sizes: np.ndarray) -> int:
@@ -259,8 +277,11 @@ def compute_fingerprint(images: np.ndarray, labels: np.ndarray | None) -> str:
 
 
 def _streaming_fingerprint(images: StreamingImages, labels: np.ndarray | None) -> str:
-    """Return a fingerprint of names, sizes and checksums, which decodes nothing."""
-    return _fingerprint(images.shape, images.source.fingerprint_parts(), labels)
+    """Return a fingerprint of names, sizes, checksums and range, which decodes nothing."""
+    parts = images.source.fingerprint_parts()
+    if images.value_range is not None:
+        parts = itertools.chain(parts, [images.value_range.option.encode()])
+    return _fingerprint(images.shape, parts, labels)
 
 
 def _fingerprint(shape: tuple[int, ...], parts: Iterable[bytes | memoryview], labels: np.ndarray | None) -> str:
@@ -278,11 +299,13 @@ class HeaderScan:
 
     sizes   : [n, 2] width and height of the images whose header can be read
     is_grey : whether all are grey
+    values  : of those images that were decoded to see the range of their values
     notes   : lines for `describe`
     """
 
     sizes: np.ndarray
     is_grey: bool
+    values: ValueScan
     notes: tuple[str, ...] = ()
 
 
@@ -296,28 +319,71 @@ def scan_headers(source: Source, bad_samples: BadSamples) -> HeaderScan:
     Raises:
         UsageError: no header can be read.
     """
+    sample = np.arange(len(source)) if isinstance(source, DeepArraySource) else header_sample(source)
+    positions = _value_sample(len(sample))
     if source.array is not None:
         count, height, width, channels = source.array.shape
-        return HeaderScan(np.broadcast_to(np.array([width, height]), (count, 2)), channels == 1)
-    sample = header_sample(source)
-    io_threads = 0 if source.is_local else 32
-    results = parallel_map(len(sample), lambda index: read_header(source.read(int(sample[index]))), io_threads)
-    headers = [result for result in results if isinstance(result, Header)]
-    if not headers:
+        results = parallel_map(len(positions), lambda index: measure_record(source.read(int(sample[positions[index]]))))
+        values = ValueScan(plain=tuple(image for image in results if isinstance(image, ImageValues)))
+        return HeaderScan(np.broadcast_to(np.array([width, height]), (count, 2)), channels == 1, values)
+    results = _scan_records(source, sample, set(positions.tolist()))
+    scanned = [result for result in results if not isinstance(result, DecodeFailure)]
+    if not scanned:
         for failure in results:
             if isinstance(failure, DecodeFailure):
                 bad_samples.reasons[int(sample[failure.index])] = failure.reason
         raise UsageError(bad_samples.error_message())
+    headers = [header for header, _ in scanned]
+    measured = [image for _, image in scanned if image is not None]
+    values = ValueScan(
+        deep=tuple(image for image in measured if not image.is_plain),
+        plain=tuple(image for image in measured if image.is_plain),
+    )
     is_sample = len(sample) < len(source)
-    notes: list[str] = []
-    num_alpha = sum(header.has_alpha for header in headers)
-    if num_alpha:
-        of_sample = f" of {len(sample):,} sampled images" if is_sample else ""
-        notes.append(f"{num_alpha:,}{of_sample} may have transparency, which is composited on white")
+    sizes = np.array([(header.width, header.height) for header in headers])
+    notes = _describe_headers(headers, f" of {len(sample):,} sampled images" if is_sample else "")
     if is_sample:
         notes.append(f"sizes and colour are those of {len(sample):,} images, evenly spaced")
-    sizes = np.array([(header.width, header.height) for header in headers])
-    return HeaderScan(sizes, all(header.is_grey for header in headers), tuple(notes))
+    return HeaderScan(sizes, all(header.is_grey for header in headers), values, tuple(notes))
+
+
+def _scan_records(
+    source: Source, sample: np.ndarray, positions: set[int]
+) -> list[tuple[Header, ImageValues | None] | DecodeFailure]:
+    """Read the headers of the images `sample` [n], and the values of some.
+
+    Values are those of `positions`; and where images have more than 8 bits, of all that are arrays, and of at most
+    DEEP_SAMPLE files.
+    """
+    step = -(-len(sample) // DEEP_SAMPLE)
+
+    def scan_record(position: int) -> tuple[Header, ImageValues | None]:
+        record = source.read(int(sample[position]))
+        header = read_header(record)
+        is_measured = position in positions
+        if header.dtype != np.uint8:
+            is_measured = isinstance(record, np.ndarray) or position % step == 0
+        if is_measured:
+            with contextlib.suppress(DecodeError):  # it will be reported where the image is used
+                return header, measure_record(record)
+        return header, None
+
+    return parallel_map(len(sample), scan_record, 0 if source.is_local else 32)
+
+
+def _value_sample(count: int) -> np.ndarray:
+    """Return the positions in `count` images of those whose values are looked at although they are 8-bit."""
+    return np.unique(np.linspace(0, count - 1, min(count, PLAIN_SAMPLE)).astype(np.int64))
+
+
+def _describe_headers(headers: Sequence[Header], of_sample: str) -> list[str]:
+    """Return lines about what is done to some of the images."""
+    effects = {
+        "may have transparency, which is composited on white": [header.has_alpha for header in headers],
+        "are CMYK, converted to RGB without their colour profile": [header.is_cmyk for header in headers],
+        "are animations or have several pages, of which the first is used": [header.has_frames for header in headers],
+    }
+    return [f"{sum(found):,}{of_sample} {effect}" for effect, found in effects.items() if any(found)]
 
 
 # Notes for `describe` ---------------------------------------------------------------------------------------

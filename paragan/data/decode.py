@@ -1,8 +1,8 @@
 """Decode image files into squares of uint8, on all cores.
 
-Conventions for all formats: EXIF orientation is applied, transparency is composited on white, 16-bit values keep their
-high byte, an animation is its first frame. `center_crop_resize` takes the largest square in the centre and resizes it
-with LANCZOS.
+Conventions for all formats: EXIF orientation is applied, transparency is composited on white, CMYK becomes RGB without
+its colour profile, an animation is its first frame and a TIFF its first page. Values of more than 8 bits are mapped by
+a range (`value_range`). `center_crop_resize` takes the largest square in the centre and resizes it with LANCZOS.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ import simplejpeg
 from PIL import Image, UnidentifiedImageError
 
 from paragan.core.errors import UsageError
+from paragan.data.deep_image import is_grey_alpha, read_values, value_dtype
 from paragan.data.source import IMAGE_FORMATS, DecodeError, Record
+from paragan.data.value_range import ImageValues, ValueRange, measure_values, to_8_bits
 
 # What Pillow raises on damaged files, besides its own UnidentifiedImageError (an OSError).
 _CORRUPTION_ERRORS = (
@@ -72,12 +74,18 @@ class Header:
     width, height : as stored, before EXIF rotation
     is_grey       : no colour in the mode or in the palette
     has_alpha     : it may have transparency
+    dtype         : of its values; uint8 for plain images
+    is_cmyk       : its colours are inks
+    has_frames    : it has further frames or pages
     """
 
     width: int
     height: int
     is_grey: bool
     has_alpha: bool
+    dtype: np.dtype
+    is_cmyk: bool = False
+    has_frames: bool = False
 
 
 @dataclass(frozen=True)
@@ -92,38 +100,81 @@ def read_header(record: Record) -> Header:
     """Read the header of a record. Raises `DecodeError`."""
     if isinstance(record, np.ndarray):
         height, width = int(record.shape[0]), int(record.shape[1])
-        return Header(width, height, is_grey=record.ndim == 2 or record.shape[2] == 1, has_alpha=False)
+        is_grey = record.ndim == 2 or record.shape[2] == 1
+        return Header(width, height, is_grey=is_grey, has_alpha=False, dtype=record.dtype)
     with open_image(record) as image:
         width, height = image.size
-        return Header(width, height, is_grey=_is_grey(image), has_alpha=_has_alpha(image))
+        return Header(
+            width,
+            height,
+            is_grey=_is_grey(image),
+            has_alpha=_has_alpha(image),
+            dtype=value_dtype(image),
+            is_cmyk=image.mode == "CMYK",
+            has_frames=image.format != "JPEG" and getattr(image, "is_animated", False),  # of a photo: its thumbnail
+        )
 
 
-def decode_image(record: Record) -> Image.Image:
-    """Decode a record: upright, opaque, in mode L or RGB, at its own size. Raises `DecodeError`."""
+def decode_image(record: Record, value_range: ValueRange | None = None) -> Image.Image:
+    """Decode a record: upright, opaque, in mode L or RGB, at its own size.
+
+    Args:
+        record: the image.
+        value_range: the values that become 0 and 255; None if 8-bit images are expected.
+
+    Raises:
+        DecodeError: it cannot be decoded, or has more than 8 bits and no range.
+    """
+    changes_8_bit = value_range is not None and value_range.changes_8_bit
     if isinstance(record, np.ndarray):
-        return Image.fromarray(record[:, :, 0] if record.ndim == 3 and record.shape[2] == 1 else record)
-    if record.startswith(_JPEG_MAGIC) and (jpeg := _decode_jpeg(record)):
+        pixels = record if _is_plain(record) and not changes_8_bit else to_8_bits(record, value_range)
+        return Image.fromarray(pixels[:, :, 0] if pixels.ndim == 3 and pixels.shape[2] == 1 else pixels)
+    if record.startswith(_JPEG_MAGIC) and not changes_8_bit and (jpeg := _decode_jpeg(record)):
         return jpeg
     with open_image(record) as image:
-        image.load()
+        if value_dtype(image) == np.uint8:
+            image.load()
+            opaque = _to_opaque(image, value_range if changes_8_bit else None)
+        else:
+            values = read_values(image, record)
+            has_alpha = values.ndim == 3 and values.shape[2] != 3
+            opaque = _to_opaque(Image.fromarray(to_8_bits(values, value_range, has_alpha)))
         transpose = _TRANSPOSES.get(exif_orientation(image))
-        opaque = _to_opaque(image)
         return opaque if transpose is None else opaque.transpose(transpose)
 
 
-def decode_into(record: Record, out: np.ndarray) -> None:
-    """Decode a record, crop and resize it into `out` [R, R, C] uint8. Raises `DecodeError`.
+def decode_into(record: Record, out: np.ndarray, value_range: ValueRange | None = None) -> None:
+    """Decode a record, crop and resize it into `out` [R, R, C] uint8.
 
-    The same as `decode_image` and `center_crop_resize`, without a copy where possible.
+    The same as `decode_image` (which has the arguments and errors) and `center_crop_resize`, without a copy where
+    possible.
     """
     resolution, _, channels = out.shape
-    if isinstance(record, np.ndarray):
-        if record.shape == out.shape:
+    if value_range is not None and value_range.changes_8_bit:
+        pass
+    elif isinstance(record, np.ndarray):
+        if record.shape == out.shape and _is_plain(record):
             out[:] = record
             return
     elif channels == 3 and record.startswith(_JPEG_MAGIC) and _decode_jpeg_into(record, out):
         return
-    out[:] = center_crop_resize(decode_image(record), resolution, channels)
+    out[:] = center_crop_resize(decode_image(record, value_range), resolution, channels)
+
+
+def measure_record(record: Record) -> ImageValues:
+    """Return the extremes of the stored values of a record; of an 8-bit one as it is decoded. Raises `DecodeError`."""
+    if isinstance(record, np.ndarray):
+        return measure_values(record)
+    with open_image(record) as image:
+        if value_dtype(image) != np.uint8:
+            values = read_values(image, record)
+            has_alpha = values.ndim == 3 and values.shape[2] != 3
+            return measure_values(values[..., :-1] if has_alpha else values)
+    return measure_values(np.asarray(decode_image(record)))
+
+
+def _is_plain(record: np.ndarray) -> bool:
+    return record.dtype == np.uint8
 
 
 def _decode_jpeg_into(data: bytes, out: np.ndarray) -> bool:
@@ -250,7 +301,7 @@ def open_image(data: bytes) -> Iterator[Image.Image]:
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
         raise DecodeError(f"more than {Image.MAX_IMAGE_PIXELS or 0:,} pixels, too many to decode safely") from None
     except UnidentifiedImageError:
-        raise DecodeError("not a PNG, JPEG, WebP or BMP image") from None
+        raise DecodeError("not a PNG, JPEG, WebP, BMP, TIFF or GIF image that can be read") from None
     except _CORRUPTION_ERRORS as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise DecodeError(" ".join(reason.split()) or type(error).__name__) from None
@@ -277,20 +328,23 @@ def _is_grey(image: Image.Image) -> bool:
     if image.mode in ("P", "PA"):
         palette = np.array(image.getpalette("RGB") or [0, 0, 0]).reshape(-1, 3)  # [colours, 3]
         return bool((palette == palette[:, :1]).all())
-    return image.mode in ("1", "L", "LA") or image.mode.startswith("I")
+    return image.mode in ("1", "L", "LA", "F") or image.mode.startswith("I") or is_grey_alpha(image)
 
 
 def _has_alpha(image: Image.Image) -> bool:
     return image.mode in ("LA", "PA", "RGBA") or "transparency" in image.info
 
 
-def _to_opaque(image: Image.Image) -> Image.Image:
-    """Convert any mode to L or RGB, composited on white."""
-    if image.mode.startswith("I"):  # 16-bit grey: the high byte, which Pillow keeps of 16-bit colour
-        return Image.fromarray((np.asarray(image) >> 8).clip(0, 255).astype(np.uint8))
+def _to_opaque(image: Image.Image, value_range: ValueRange | None = None) -> Image.Image:
+    """Convert any 8-bit mode to L or RGB, with its colours mapped by a range, composited on white."""
     is_grey = _is_grey(image)
-    if _has_alpha(image):
+    has_alpha = _has_alpha(image)
+    image = image.convert("RGBA" if has_alpha else "RGB")
+    if value_range is not None:
+        pixels = np.array(image)
+        pixels[..., :3] = value_range.to_uint8(pixels[..., :3])
+        image = Image.fromarray(pixels)
+    if has_alpha:
         white = Image.new("RGBA", image.size, "white")
-        image = Image.alpha_composite(white, image.convert("RGBA"))
-    rgb = image.convert("RGB")
-    return rgb.convert("L") if is_grey else rgb  # grey values are the same after the conversion to RGB and back
+        image = Image.alpha_composite(white, image).convert("RGB")
+    return image.convert("L") if is_grey else image  # grey values are the same after the conversion to RGB and back

@@ -11,9 +11,19 @@ from paragan.core.errors import UsageError
 
 LabelChoice = bool | str  # whether labels are read, or the key (or column) that holds them
 
-Record = bytes | np.ndarray  # an encoded image (a whole PNG, JPEG, ... file), or pixels uint8 [H, W] or [H, W, C]
+# An encoded image (a whole PNG, JPEG, ... file), or pixels [H, W] or [H, W, C], uint8 or of another type of number.
+Record = bytes | np.ndarray
 
-IMAGE_FORMATS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".webp": "WEBP", ".bmp": "BMP"}
+IMAGE_FORMATS = {
+    ".png": "PNG",
+    ".jpg": "JPEG",
+    ".jpeg": "JPEG",
+    ".webp": "WEBP",
+    ".bmp": "BMP",
+    ".tif": "TIFF",
+    ".tiff": "TIFF",
+    ".gif": "GIF",
+}
 
 
 class Source(Protocol):

@@ -7,15 +7,17 @@ from it ahead of the training step.
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from typing import Any, overload
 
 import numpy as np
 
 from paragan.core.errors import RunError, UsageError
 from paragan.data.bad_samples import BadSamples
-from paragan.data.decode import DecodeFailure, check_images_fit_memory, decode_into, parallel_map
+from paragan.data.decode import DecodeFailure, check_images_fit_memory, decode_into, measure_record, parallel_map
 from paragan.data.source import DecodeError, Record, Source
 from paragan.data.storage.filesystem import SeekableSource
+from paragan.data.value_range import ImageValues, ValueRange, outside_range_message
 
 
 class StreamingImages:
@@ -26,15 +28,24 @@ class StreamingImages:
         bad_samples: collects the images that cannot be decoded, and chooses replacements.
         resolution: R, to which images are cropped and resized.
         channels: C, 1 (grey) or 3 (RGB).
+        value_range: the values that become 0 and 255; None for 8-bit images.
     """
 
     dtype = np.dtype(np.uint8)
 
-    def __init__(self, source: Source, bad_samples: BadSamples, resolution: int, channels: int):
+    def __init__(
+        self,
+        source: Source,
+        bad_samples: BadSamples,
+        resolution: int,
+        channels: int,
+        value_range: ValueRange | None = None,
+    ):
         self.source = source
         self.bad_samples = bad_samples
         self.resolution = resolution
         self.channels = channels
+        self.value_range = value_range
         self.rows: np.ndarray | None = None  # [N] indices in the source; None for all
 
     def subset(self, rows: np.ndarray) -> StreamingImages:
@@ -77,9 +88,13 @@ class StreamingImages:
     def read_into(self, index: int, out: np.ndarray) -> None:
         """Read image `index`, or its replacement if it is bad, into `out` [R, R, C]."""
         try:
-            decode_into(self.read_record(index), out)
+            self.decode(self.read_record(index), out)
         except DecodeError as error:
             self.substitute(index, str(error), out)
+
+    def decode(self, record: Record, out: np.ndarray) -> None:
+        """Decode a record of the source into `out` [R, R, C]. Raises `DecodeError`."""
+        decode_into(record, out, self.value_range)
 
     def substitute(self, index: int, reason: str, out: np.ndarray) -> None:
         """Report image `index` as bad and read another image of its class into `out` [R, R, C].
@@ -96,7 +111,7 @@ class StreamingImages:
         self.bad_samples.report(bad_index, reason)
         for other in self.bad_samples.replacements(bad_index):
             try:
-                return decode_into(self.source.read(other), out)
+                return self.decode(self.source.read(other), out)
             except DecodeError as error:
                 self.bad_samples.report(other, str(error))
         raise RunError(f"{self.bad_samples.error_message()}; no image of its class is good")
@@ -114,16 +129,19 @@ class StreamingImages:
         """Read all images [N, R, R, C].
 
         Raises:
-            UsageError: they take more than half of the memory (nothing is read then), or too many are bad.
+            UsageError: they take more than half of the memory (nothing is read then), too many are bad, or some hold
+                values outside of the range that was found.
         """
         array = self.source.array
         is_mapped = isinstance(array, np.memmap)  # touching a map whose file was truncated ends the process
-        if array is not None and array.shape == self.shape and not is_mapped:
+        is_changed = self.value_range is not None and self.value_range.changes_8_bit
+        if array is not None and array.shape == self.shape and not is_mapped and not is_changed:
             return np.ascontiguousarray(array)
         check_images_fit_memory(len(self), self.resolution, self.channels)
         out = np.empty(self.shape, np.uint8)
-        results = parallel_map(len(out), lambda index: decode_into(self.read_record(index), out[index]))
+        results = parallel_map(len(out), lambda index: self.decode(self.read_record(index), out[index]))
         failures = [result for result in results if isinstance(result, DecodeFailure)]
+        self._check_range(failures)
         self.bad_samples.reasons.update({self.source_index(failure.index): failure.reason for failure in failures})
         try:
             self.bad_samples.check_limit()
@@ -132,3 +150,17 @@ class StreamingImages:
         except RunError as error:
             raise UsageError(str(error)) from None
         return out
+
+    def _check_range(self, failures: Sequence[DecodeFailure]) -> None:
+        """Raise UsageError if images failed because `auto` found a range without looking at them."""
+        if not failures or (self.value_range is not None and self.value_range.clips):
+            return
+
+        def measure(number: int) -> ImageValues:
+            return measure_record(self.read_record(failures[number].index))
+
+        results = parallel_map(len(failures), measure)
+        rejected = [image for image in results if isinstance(image, ImageValues) and not image.is_plain]
+        if rejected:
+            first = self.source.sample_name(self.source_index(failures[results.index(rejected[0])].index))
+            raise UsageError(outside_range_message(self.value_range, rejected, len(self), first))

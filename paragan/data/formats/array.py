@@ -62,6 +62,70 @@ class ArraySource:
             yield image.tobytes()
 
 
+class DeepArraySource:
+    """Images of another type than uint8 in memory.
+
+    Args:
+        location: what messages call it.
+        values: [N, H, W, C] integers or floats, C 1 or 3.
+        labels: [N] int64 in 0..K-1, or None.
+        classes: [K] names.
+        notes: lines for `describe`.
+    """
+
+    is_local = True
+    array = None
+
+    def __init__(
+        self,
+        location: str,
+        values: np.ndarray,
+        labels: np.ndarray | None = None,
+        classes: tuple[str, ...] = (),
+        notes: tuple[str, ...] = (),
+    ):
+        self.location = location
+        self.values = values
+        self.labels = labels
+        self.classes = classes
+        self.notes = notes
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def read(self, index: int) -> np.ndarray:
+        """Return the values [H, W, C] of image `index`."""
+        return self.values[index]
+
+    def sample_name(self, index: int) -> str:
+        """Return what messages call image `index`."""
+        return f"{self.location}, image {index}"
+
+    def fingerprint_parts(self) -> Iterable[bytes]:
+        """Yield the type, the shape and all values."""
+        yield f"{self.values.dtype} {self.values.shape}".encode()
+        for image in self.values:
+            yield image.tobytes()
+
+
+def make_image_source(
+    location: str,
+    images: np.ndarray,
+    labels: np.ndarray | None = None,
+    classes: tuple[str, ...] = (),
+    notes: tuple[str, ...] = (),
+) -> ArraySource | DeepArraySource:
+    """Return a source of images [N, H, W, C] or [N, H, W] of any type of number in memory; of bool, true is white."""
+    images = np.ascontiguousarray(images).reshape(*images.shape[:3], -1)
+    if images.dtype == bool:
+        images = images.astype(np.uint8) * 255
+        notes = (*notes, "images are bool: false becomes 0, true 255")
+    if images.dtype == np.uint8:
+        return ArraySource(location, images, labels, classes, notes)
+    images = images.astype(images.dtype.newbyteorder("="), copy=False)
+    return DeepArraySource(location, images, labels, classes, notes)
+
+
 def to_float32(x: np.ndarray, location: str) -> np.ndarray:
     """Return numbers to train on, [N, ...] float32.
 

@@ -22,7 +22,8 @@ from paragan.data.source import DecodeError, LabelChoice
 from paragan.data.storage.filesystem import FileSystem, abbreviate, format_error, printable
 
 EXPECTED_KEYS = (
-    "imgs (uint8 [N, C, H, W] or [N, H, W, C]), labels (integers [N], optional), classes (names [K], optional)"
+    "imgs (uint8, or other numbers, [N, C, H, W] or [N, H, W, C]), labels (integers [N], optional), "
+    "classes (names [K], optional)"
 )
 
 _IMAGE_KEYS = ("imgs", "images")
@@ -111,10 +112,12 @@ class Hdf5Source:
                 except _CORRUPTION_ERRORS as error:
                     raise DecodeError(format_error(error)) from None
         else:
-            size = math.prod(self.shape[1:])
+            dtype = self.images.dtype
+            size = dtype.itemsize * math.prod(self.shape[1:])
             with self.stamp.checked_read():
                 data = read_span(self.fs, self.file_name, self.data_offset + index * size, size)
-            image = np.frombuffer(data, np.uint8).reshape(self.shape[1:])
+            image = np.frombuffer(data, dtype).reshape(self.shape[1:])
+        image = image.astype(image.dtype.newbyteorder("="), copy=False)
         return np.ascontiguousarray(image.transpose(1, 2, 0)) if self.channels_first else image
 
     def sample_name(self, index: int) -> str:
@@ -221,15 +224,13 @@ def _find_images(file: Any, location: str, size: int) -> tuple[str, Any]:
         raise UsageError(f"data: {location} has no imgs; found {_abbreviate_keys(keys)}; expected {EXPECTED_KEYS}")
     images = _checked_dataset(file, location, key, size)
     shape = list(images.shape)
-    if images.dtype != np.uint8:
-        raise UsageError(
-            f"data: {location}: {key} are {images.dtype}, expected uint8 in 0..255: convert and write them again"
-        )
+    if images.dtype.kind not in "uif":
+        raise UsageError(f"data: {location}: {key} are {images.dtype}, expected numbers. Write images.astype('uint8')")
     if len(shape) not in (3, 4) or (len(shape) == 4 and not {shape[1], shape[3]} & {1, 3}):
         raise UsageError(f"data: {location}: {key} are {shape}, expected [N, C, H, W] or [N, H, W, C] with C 1 or 3")
     if 0 in shape:
         raise UsageError(f"data: {location}: {key} are {shape}, no image. Give at least one")
-    if math.prod(shape[1:]) > MAX_RECORD_BYTES:
+    if images.dtype.itemsize * math.prod(shape[1:]) > MAX_RECORD_BYTES:
         raise UsageError(
             f"data: {location}: {key} are {shape}, an image of more than {MAX_RECORD_BYTES:,} bytes: make them smaller"
         )
@@ -317,7 +318,7 @@ def _read_labels(file: Any, location: str, key: str, count: int, size: int, clas
 def _data_offset(images: Any, size: int) -> int | None:
     """Return where the images begin in the file, if they are contiguous and not compressed; else None."""
     start = None if images.chunks or images.compression else images.id.get_offset()
-    return start if start is not None and start + images.size <= size else None
+    return start if start is not None and start + images.nbytes <= size else None
 
 
 def _intact_rows(images: Any, size: int) -> np.ndarray:

@@ -20,15 +20,15 @@ import numpy as np
 
 from paragan.core.errors import UsageError
 from paragan.data.decode import check_fits_memory
-from paragan.data.formats.array import ArraySource, to_float32
+from paragan.data.formats.array import ArraySource, DeepArraySource, make_image_source, to_float32
 from paragan.data.formats.class_labels import check_labels, choose_label_key, resolve_class_names
 from paragan.data.formats.read_span import FileStamp, read_span
 from paragan.data.source import LabelChoice
 from paragan.data.storage.filesystem import FileSystem, abbreviate, format_error, printable
 
 EXPECTED_KEYS = (
-    "images (uint8 [N, H, W, C] or [N, H, W]) or x (float [N, ...]), labels (integers [N], optional), "
-    "classes (names [K], optional)"
+    "images (uint8, or other numbers, [N, H, W, C] or [N, H, W]) or x (float [N, ...]), "
+    "labels (integers [N], optional), classes (names [K], optional)"
 )
 
 MIN_MMAP_BYTES = 2**28  # uncompressed images of this size or more are memory-mapped rather than read
@@ -86,7 +86,7 @@ class MmapSource(ArraySource):
         return np.frombuffer(data, np.uint8).reshape(shape)
 
 
-def read_npz(fs: FileSystem, name: str, *, labels: LabelChoice = True) -> ArraySource:
+def read_npz(fs: FileSystem, name: str, *, labels: LabelChoice = True) -> ArraySource | DeepArraySource:
     """Read the data set in the npz `name`: `images`, or numbers `x`; with `labels` also its labels and classes.
 
     Labels are called `labels`, or have another usual key, or the key that `labels` names.
@@ -123,14 +123,16 @@ def read_npz(fs: FileSystem, name: str, *, labels: LabelChoice = True) -> ArrayS
         notes = (f"labels of key {printable(label_key)}", *notes)
     if isinstance(images, np.memmap):
         return MmapSource(stamp, fs, name, images, numbers, classes, notes, fingerprint)
-    return ArraySource(path, images, numbers, classes, notes, fingerprint)
+    if "images" not in keys:
+        return ArraySource(path, images, numbers, classes, notes)
+    return make_image_source(path, images, numbers, classes, notes)
 
 
-def read_npy(fs: FileSystem, name: str) -> ArraySource:
-    """Read numbers [N, ...] without labels from an npy.
+def read_npy(fs: FileSystem, name: str) -> ArraySource | DeepArraySource:
+    """Read an npy: images [N, H, W] or [N, H, W, C] of integers, without labels; or numbers [N, ...] of floats.
 
     Raises:
-        UsageError: it is damaged, too large, or not of a floating-point type.
+        UsageError: it is damaged, too large, or of another type or shape.
     """
     path = fs.display_path(name)
     check_fits_memory(fs.size(name), path, "store less")
@@ -140,7 +142,24 @@ def read_npy(fs: FileSystem, name: str) -> ArraySource:
         raise UsageError(
             f"data: {path} is not an array, or is damaged ({format_error(error)}): np.save(path, x)"
         ) from None
-    return ArraySource(path, to_float32(x, path))
+    if x.dtype.kind not in "uib":
+        return ArraySource(path, to_float32(x, path))
+    _check_image_shape(x.shape, path, "the integers")
+    return make_image_source(path, x)
+
+
+def _check_image_shape(shape: tuple[int, ...], location: str, key: str) -> None:
+    if len(shape) == 4 and shape[3] not in (1, 3) and shape[1] in (1, 3):
+        raise UsageError(
+            f"data: {location}: {key} are {list(shape)}, expected [N, H, W, C]: "
+            f"images.transpose(0, 2, 3, 1) moves the channels"
+        )
+    if len(shape) not in (3, 4) or (len(shape) == 4 and shape[3] not in (1, 3)):
+        raise UsageError(
+            f"data: {location}: {key} are {list(shape)}, expected [N, H, W, C] with C 1 or 3, or [N, H, W]"
+        )
+    if 0 in shape:
+        raise UsageError(f"data: {location}: {key} are {list(shape)}, no image. Give at least one")
 
 
 def _list_keys(archive: zipfile.ZipFile, location: str) -> list[str]:
@@ -176,33 +195,29 @@ def _ignored_keys(keys: Sequence[str], label_key: str | None) -> tuple[str, ...]
 
 
 def _read_images(archive: zipfile.ZipFile, location: str, fs: FileSystem, name: str) -> tuple[np.ndarray, bytes]:
-    """Return images [N, H, W, C] uint8, and their fingerprint if they are mapped."""
+    """Return images [N, H, W, C] or [N, H, W]; and their fingerprint if they are uint8 and mapped."""
     header = _read_header(archive, location, "images")
     shape = header.shape
     dtype = header.dtype
-    if dtype != np.uint8:
-        raise UsageError(f"data: {location}: images are {dtype}, expected uint8 in 0..255: {_conversion_hint(dtype)}")
-    if len(shape) == 4 and shape[3] not in (1, 3) and shape[1] in (1, 3):
-        raise UsageError(
-            f"data: {location}: images are {list(shape)}, expected [N, H, W, C]: "
-            f"images.transpose(0, 2, 3, 1) moves the channels"
-        )
-    if len(shape) not in (3, 4) or (len(shape) == 4 and shape[3] not in (1, 3)):
-        raise UsageError(
-            f"data: {location}: images are {list(shape)}, expected [N, H, W, C] with C 1 or 3, or [N, H, W]"
-        )
-    if 0 in shape:
-        raise UsageError(f"data: {location}: images are {list(shape)}, no image. Give at least one")
+    if dtype.kind not in "uifb":
+        raise UsageError(f"data: {location}: images are {dtype}, expected numbers: {_conversion_hint(dtype)}")
+    _check_image_shape(shape, location, "images")
     info = archive.getinfo("images.npy")
     is_stored = info.compress_type == zipfile.ZIP_STORED and not info.flag_bits & 1
-    if fs.local_root and is_stored and header.nbytes >= MIN_MMAP_BYTES and not header.fortran_order:
+    if (
+        dtype == np.uint8
+        and fs.local_root
+        and is_stored
+        and header.nbytes >= MIN_MMAP_BYTES
+        and not header.fortran_order
+    ):
         member_offset = _member_data_offset(fs, name, info)
         offset = member_offset + header.data_offset
         if offset + header.nbytes <= min(fs.size(name), member_offset + info.file_size):
             mapped = np.memmap(fs.local_root / name, np.uint8, "r", offset, shape)
             return mapped.reshape(*shape[:3], -1), f"images {shape} {info.CRC}".encode()
     _check_array_fits_memory(header, location, "images")
-    return np.ascontiguousarray(_read_array(archive, location, "images")).reshape(*shape[:3], -1), b""
+    return _read_array(archive, location, "images"), b""
 
 
 def _read_x(archive: zipfile.ZipFile, location: str) -> np.ndarray:
@@ -259,11 +274,7 @@ def _read_classes(archive: zipfile.ZipFile, location: str) -> tuple[str, ...]:
 def _conversion_hint(dtype: np.dtype) -> str:
     if dtype.kind == "O":
         return "these are pickled objects, which are never loaded; use np.stack(images) of equal uint8 arrays"
-    if dtype.kind == "f":
-        return "(images * 255).round().astype(np.uint8) from [0, 1]; from [-1, 1] the same for (images + 1) / 2"
-    if dtype.kind == "b":
-        return "images.astype(np.uint8) * 255"
-    return "images.astype(np.uint8) if they are in 0..255"
+    return "save them as uint8 or another type of number"
 
 
 def _read_header(archive: zipfile.ZipFile, location: str, key: str) -> _ArrayHeader:

@@ -36,6 +36,7 @@ from paragan.data.loader.shared_memory import AttachedArena, MemoryBlock, Shared
 from paragan.data.source import DecodeError, Record
 from paragan.data.storage.filesystem import ByteRange, format_error
 from paragan.data.storage.local import LocalFileSystem
+from paragan.data.value_range import ValueRange
 
 EncodedSample = Record | ByteRange | DecodeError  # an image before it is decoded, or why it cannot be read
 START_TIMEOUT_S = 120.0
@@ -73,11 +74,13 @@ class DecodeWorker:
     Args:
         arena: where pixels go.
         folder: of the files that byte ranges refer to.
+        value_range: the values that become 0 and 255; None for 8-bit images.
     """
 
-    def __init__(self, arena: SharedArena, folder: Path | None = None):
+    def __init__(self, arena: SharedArena, folder: Path | None = None, value_range: ValueRange | None = None):
         self._arena = arena
         self._folder = folder
+        self._value_range = value_range
         self._child: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> DecodeWorker:
@@ -128,7 +131,7 @@ class DecodeWorker:
         for delay_s in RETRY_DELAYS_S:
             child = self._child = self._child or self._start_worker()
             with suppress(EOFError, OSError):
-                self._pipe.send((samples, mirrored, offset, shape))
+                self._pipe.send((samples, mirrored, offset, shape, self._value_range))
                 if self._pipe.poll(REPLY_TIMEOUT_S + len(samples)):
                     reply: DecodeResult | str = self._pipe.recv()
                     if isinstance(reply, str):
@@ -200,9 +203,10 @@ def serve(pipe_fd: int, memory_fd: int, folder: str) -> None:
     with suppress(EOFError, OSError):
         owner.send("ready")
         while True:
-            samples, mirrored, offset, shape = owner.recv()
+            samples, mirrored, offset, shape, value_range = owner.recv()
+            out = arena.view(offset, (len(samples), *shape))
             try:
-                owner.send(decode_batch(samples, mirrored, arena.view(offset, (len(samples), *shape)), fs))
+                owner.send(decode_batch(samples, mirrored, out, fs, value_range))
             except RunError as error:
                 owner.send(str(error))
 
@@ -214,7 +218,11 @@ def _exit_with_parent() -> None:
 
 
 def decode_batch(
-    samples: Sequence[EncodedSample], mirrored: Sequence[bool], out: np.ndarray, fs: LocalFileSystem | None = None
+    samples: Sequence[EncodedSample],
+    mirrored: Sequence[bool],
+    out: np.ndarray,
+    fs: LocalFileSystem | None = None,
+    value_range: ValueRange | None = None,
 ) -> DecodeResult:
     """Decode images into `out`.
 
@@ -223,6 +231,7 @@ def decode_batch(
         mirrored: [n] whether to flip each from left to right.
         out: [n, R, R, C] uint8.
         fs: folder of the files that byte ranges refer to.
+        value_range: the values that become 0 and 255; None for 8-bit images.
 
     Returns:
         Why each image could not be decoded, or None; and the time spent.
@@ -239,7 +248,7 @@ def decode_batch(
             if isinstance(sample, DecodeError):
                 raise sample
             assert not isinstance(sample, tuple)
-            decode_into(sample, image)
+            decode_into(sample, image, value_range)
             if flip:
                 mirror(image)
             reasons.append(None)

@@ -432,7 +432,7 @@ class PrefetchPipeline:
     def _decode_loop(self) -> None:
         """Decode chunks until told to stop."""
         folder = self._seekable_source.fs.local_root if self._seekable_source else None
-        with DecodeWorker(self._arena, folder) as decode_worker:
+        with DecodeWorker(self._arena, folder, self.images.value_range) as decode_worker:
             while not self._closed:
                 _, start, batch = self._decode_queue.get()
                 if batch is None:
@@ -477,7 +477,7 @@ class PrefetchPipeline:
             if worker:
                 reasons, cost = worker.decode(samples, flips, batch.block, part.start)
             else:
-                reasons, cost = decode_batch(samples, flips, out)
+                reasons, cost = decode_batch(samples, flips, out, value_range=self.images.value_range)
             for row, flip, reason, image in zip(part, flips, reasons, out):
                 if reason is not None:
                     self.images.substitute(int(batch.selection.index[row]), reason, image)

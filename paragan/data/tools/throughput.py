@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from paragan.core.rng import epoch_permutation
-from paragan.data.decode import decode_into
 from paragan.data.loader.memory_budget import CHUNK_IMAGES
 from paragan.data.loader.prefetch import BatchIndices, PrefetchOptions, PrefetchPipeline
 from paragan.data.source import DecodeError
@@ -107,7 +106,7 @@ def _measure_decoding(images: StreamingImages, seconds: float) -> float:
         done = 0
         for record in itertools.cycle(records[first:] + records[:first]):
             try:
-                decode_into(record, out[done % CHUNK_IMAGES])
+                images.decode(record, out[done % CHUNK_IMAGES])
             except DecodeError:
                 continue
             done += 1
