@@ -123,6 +123,12 @@ def _add_data_command(kinds: Any) -> None:
     p.add_argument("--data", required=True, metavar="D", help="as for `paragan train --data`")
     p.add_argument("--resolution", type=int, metavar="R", help="crop and resize to this (chosen from the data)")
     add_label_options(p, "whether to read labels (yes)")
+    p.add_argument(
+        *("--range", "--data.range"),
+        default="auto",
+        metavar="MIN:MAX",
+        help="stored values that become black and white: auto, full or MIN:MAX (auto)",
+    )
     p.add_argument("--batch", type=int, default=64, metavar="N", help="images of a batch (64)")
     p.add_argument("--seconds", type=float, default=10.0, metavar="X", help="how long to measure (10)")
     p.add_argument("--json", metavar="F", help="also write the figures to this file")
@@ -138,7 +144,9 @@ def _bench_data(options: argparse.Namespace, rest: list[str], arguments: list[st
         raise UsageError("--batch, --seconds: out of range. Use --batch 1 or more, --seconds above 0")
     labels = options.labels and (options.label_key or True)
     with name_label_options():
-        images = load_data(options.data, resolution=options.resolution, labels=labels, cache="stream")
+        images = load_data(
+            options.data, resolution=options.resolution, labels=labels, cache="stream", value_range=options.range
+        )
     assert isinstance(images.images, StreamingImages)
     sys.stdout.write(images.describe() + "\n")
     throughput = measure_throughput(images.images, options.batch, options.seconds)

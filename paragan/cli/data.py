@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 ACCEPTED_PATHS = """is anything that `paragan train --data` accepts: `digits`, a folder of images, a folder with one
 folder for each class, an .npz, a .zip, an .h5, tar shards, an address."""
 
+RANGE_HELP = "stored values that become black and white: auto, full or MIN:MAX (auto)"
+
 EXAMPLES = """examples:
   paragan data inspect photos/ --sheet photos.png           report contents, problems, and what training would use
   paragan data convert photos/ photos.zip                   the same files in a zip, also for StyleGAN and EDM
@@ -133,6 +135,11 @@ def _add_subcommand(
     return add_command(commands, name, action, summary, details=f"\n\n{details}", epilog=examples)
 
 
+def _add_range_option(p: argparse.ArgumentParser) -> None:
+    """Add --range, which errors call --data.range as in other commands."""
+    p.add_argument("--range", "--data.range", default="auto", metavar="MIN:MAX", help=RANGE_HELP)
+
+
 # inspect ----------------------------------------------------------------------------------------------
 
 
@@ -142,6 +149,7 @@ def _add_inspect_command(commands: Any) -> None:
     )
     p.add_argument("path", metavar="PATH")
     p.add_argument("--resolution", type=int, metavar="R", help="resolution of training (default: as in training)")
+    _add_range_option(p)
     p.add_argument("--sheet", metavar="FILE.png", help="also draw a few images of each class")
     p.add_argument("--json", metavar="FILE", help="also write all results, with names of images")
     add_label_options(p, "whether to read labels (yes)")
@@ -163,7 +171,9 @@ def _inspect(options: argparse.Namespace, rest: list[str], arguments: list[str])
         malformed = error
         source = error.source
     with progress_bar("images inspected") as show_progress:
-        report = inspect_dataset(source, resolution=options.resolution, progress=show_progress)
+        report = inspect_dataset(
+            source, resolution=options.resolution, value_range=options.range, progress=show_progress
+        )
     _print_lines(report.to_lines())
     if options.json:
         with atomic_output(Path(options.json)) as path:
@@ -203,6 +213,7 @@ def _add_output_options(p: argparse.ArgumentParser) -> None:
     p.add_argument(
         "--resolution", type=int, metavar="R", help="crop to the largest centred square, resize with Lanczos"
     )
+    _add_range_option(p)
     p.add_argument("--format", choices=["png", "jpg"], help="of files (default: unchanged; png if it is not a file)")
     p.add_argument("--quality", type=int, default=95, metavar="Q", help="of jpg, 1 to 100 (95)")
     add_label_options(p, "whether to write labels (yes)")
@@ -228,6 +239,7 @@ def _convert(options: argparse.Namespace, rest: list[str], arguments: list[str])
         labels=options.labels,
         skip_bad=options.skip_bad,
         shuffle=options.shuffle,
+        range=options.range,
     )
     output_format = choose_format(out, options.to, options.shard_mb)
     if output_format.stores_pixels and options.format:
@@ -298,6 +310,7 @@ def _add_stats_command(commands: Any) -> None:
     p.add_argument("--features", default="pixels", metavar="SPACE", help="pixels or inception (pixels)")
     p.add_argument("--inception", metavar="FILE", help="weights of the 2015-12-05 Inception")
     p.add_argument("--resolution", type=int, metavar="R", help="of the images (default: as in training)")
+    _add_range_option(p)
     p.add_argument("--count", type=int, metavar="N", help="use N images, evenly spaced (all)")
 
 
@@ -310,7 +323,9 @@ def _stats(options: argparse.Namespace, rest: list[str], arguments: list[str]) -
     out = Path(options.out)
     if out.suffix != ".npz":
         raise UsageError(f"--out={out}: the name must end in .npz. Use one such as stats.npz.")
-    dataset = load_data(options.path, resolution=options.resolution, labels=False, cache="stream")
+    dataset = load_data(
+        options.path, resolution=options.resolution, labels=False, cache="stream", value_range=options.range
+    )
     with progress_bar("images measured") as show_progress:
         stats = compute_reference(dataset, options.features, options.inception, options.count, show_progress)
     save_reference(stats, out)

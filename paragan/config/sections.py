@@ -101,7 +101,7 @@ class DataOptions:
     path: str = ""
     resolution: NonNegativeInt = 0
     channels: Literal[0, 1, 3] = 0
-    range: str = AUTO
+    range: Annotated[str, BeforeValidator(str)] = AUTO
     labels: bool = True
     label_key: str = ""
     mirror: bool = False

@@ -323,6 +323,8 @@ def _type_name(hint: Any) -> str:
 
 
 def _parse_scalar(text: str) -> Any:
+    if ":" in text and set(text) <= set("0123456789.:+-"):
+        return text  # a range or a ratio, such as 10:50, which YAML reads as 650
     try:
         return yaml.safe_load(text) if text else ""
     except yaml.YAMLError:

@@ -347,6 +347,14 @@ def scan_headers(source: Source, bad_samples: BadSamples) -> HeaderScan:
     return HeaderScan(sizes, all(header.is_grey for header in headers), values, tuple(notes))
 
 
+def scan_values(source: Source) -> ValueScan:
+    """Return the values of images as `load_data` sees them to find their range; none if no image can be read."""
+    try:
+        return scan_headers(source, BadSamples(None, len(source), source.sample_name, 1.0)).values
+    except UsageError:
+        return ValueScan()
+
+
 def _scan_records(
     source: Source, sample: np.ndarray, positions: set[int]
 ) -> list[tuple[Header, ImageValues | None] | DecodeFailure]:

@@ -301,7 +301,7 @@ def open_image(data: bytes) -> Iterator[Image.Image]:
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
         raise DecodeError(f"more than {Image.MAX_IMAGE_PIXELS or 0:,} pixels, too many to decode safely") from None
     except UnidentifiedImageError:
-        raise DecodeError("not a PNG, JPEG, WebP, BMP, TIFF or GIF image that can be read") from None
+        raise DecodeError("not a PNG, JPEG, WebP, BMP, TIFF or GIF image") from None
     except _CORRUPTION_ERRORS as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise DecodeError(" ".join(reason.split()) or type(error).__name__) from None

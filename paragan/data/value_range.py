@@ -25,7 +25,6 @@ from paragan.data.source import DecodeError
 
 AUTO = "auto"
 FULL = "full"
-RANGE_HELP = "auto, full, or MIN:MAX of the stored values, which become black and white"
 
 _DEPTHS = (8, 10, 12, 14, 16)  # bits that cameras and scanners have
 _MAX_8_BIT = 255
@@ -72,7 +71,7 @@ class ValueRange:
         shift = self._shift()
         if values.dtype.kind != "f" and shift is not None:
             return (values.clip(int(self.low), int(self.high)) >> shift).astype(np.uint8)
-        scaled = (values.astype(np.float64) - self.low) * (_MAX_8_BIT / (self.high - self.low))
+        scaled = (values.astype(np.float64) - self.low) * _MAX_8_BIT / (self.high - self.low)
         return np.rint(scaled.clip(0, _MAX_8_BIT)).astype(np.uint8)
 
     def _shift(self) -> int | None:
@@ -237,9 +236,9 @@ class ValueScan:
             return []
         of_images = f"of {_count_images(images)} that were looked at"
         if (highs == lows).all():
-            line = f"WARNING: all pixels {of_images} have one colour ({', '.join(map(str, lows))})"
+            line = f"constant: all pixels {of_images} have one colour ({', '.join(map(str, lows))})"
         else:
-            line = f"WARNING: almost constant: all pixels {of_images} lie between {lows.min()} and {highs.max()} of 255"
+            line = f"almost constant: all pixels {of_images} lie between {lows.min()} and {highs.max()} of 255"
         low, high = _extremes_of(images)
         return [f"{line}; --data.range={_format(low, high)} stretches them" if low < high else line]
 
@@ -279,7 +278,7 @@ def _find_range(images: Sequence[ImageValues]) -> ValueRange:
     if len(kinds) > 1:
         raise UsageError(
             f"data.range=auto: images of {_type_names({i.dtype for i in images})} have no common range. Use images of "
-            f"one type, or a range for all such as --data.range={found}"
+            "one type"
         )
     if kinds == {True} and low >= -1 and high <= 1:
         return ValueRange(-1 if low < 0 else 0, 1, clips=False)
@@ -288,10 +287,12 @@ def _find_range(images: Sequence[ImageValues]) -> ValueRange:
         if depth is not None:
             return ValueRange(0, 2**depth - 1, clips=False)
     readings = [found]
-    if low >= 0 and high <= _MAX_8_BIT:
+    if low >= 0 and high < 2:
+        readings.insert(0, "0:1 (clips)")
+    elif low >= 0 and high <= _MAX_8_BIT:
         readings.insert(0, f"0:{_MAX_8_BIT} (8-bit values)")
     if low < 0 < high:
-        readings.append(f"{format_value(0)}:{format_value(high)} (negative values become black)")
+        readings.append(f"{format_value(0)}:{format_value(high)} (clips)")
     raise UsageError(
         f"data.range=auto: values {found} were found, which may mean several ranges. Use "
         + ", or ".join(f"--data.range={reading}" for reading in readings)

@@ -68,6 +68,10 @@ BAD = {  # command line: what its one line must say
     "data stats digits --out a.npz --count 9999": ["--count 9999", "1797"],
     "data stats digits --out a.npz --features pixel": ["did you mean pixels?"],
     "data stats digits --out a.npz --features inception --inception nowhere": ["missing nowhere"],
+    "data inspect digits --range=2": ["data.range=2", "0:4095"],
+    "data convert digits a.npz --range=9:1": ["data.range=9:1", "MIN must be below MAX"],
+    "data stats digits --out a.npz --data.range=x": ["data.range=x"],
+    "bench data --data digits --range=x": ["data.range=x"],
     "data stats digits --out a.npz --resolution 128": ["8192"],
 }
 
@@ -117,6 +121,30 @@ def test_the_key_of_labels_is_chosen_by_an_option():
     assert "Choose with --label-key=target, or use --no-labels" in usage_error("data", "inspect", "a.npz")
     assert "4 classes" in run_cli("data", "inspect", "a.npz", "--label-key=target").out
     assert "--label-key=z: " in usage_error("data", "inspect", "a.npz", "--label-key=z")
+
+
+def test_every_command_takes_the_range_that_an_error_names():
+    folder = photos(2, channels=1)
+    for index, path in enumerate(sorted(folder.rglob("*.png"))):
+        pixels = np.full((8, 8), 1000 + 500 * index, np.int32)
+        pixels[0, 0] = -100
+        Image.fromarray(pixels).save(path.with_suffix(".tif"))
+        path.unlink()
+    commands = {
+        "inspect": ["data", "inspect", "photos"],
+        "convert": ["data", "convert", "photos", "a.npz"],
+        "shard": ["data", "shard", "photos", "shards"],
+        "stats": ["data", "stats", "photos", "--out=a_stats.npz"],
+        "bench": ["bench", "data", "--data=photos", "--batch=4", "--seconds=0.1"],
+    }
+    for name, command in commands.items():
+        assert "--data.range=-100:2500, or --data.range=0:2500 (clips)" in usage_error(*command), name
+        for option in ("--data.range=-100:2500", "--range=0:2500"):
+            if name in ("convert", "shard"):
+                command = [*command[:3], f"{option.strip('-')}{command[3]}"]
+            ended = run_cli(*command, option)
+            assert ended.status == 0, ended.err
+            assert "values -100:2500 found in 4 images of int32" in ended.out or name == "stats"
 
 
 def test_inspect_reports_bad_images_with_status_0():

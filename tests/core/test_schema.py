@@ -49,6 +49,11 @@ def test_values_are_read_as_yaml_or_else_as_text(text, value):
     assert apply_overrides({}, [("field", text)]) == {"field": value}
 
 
+@pytest.mark.parametrize("text", ["1:3", "10:50", "-1:1", "0.5:20"])
+def test_a_range_or_ratio_is_no_number_in_base_60(text):
+    assert apply_overrides({}, [("field", text)]) == {"field": text}
+
+
 def test_a_value_is_no_group():
     with pytest.raises(UsageError, match=r"--batch\.size: batch is a value"):
         apply_overrides(to_dict(Run()), [("batch.size", "3")])

@@ -142,7 +142,7 @@ def read_npy(fs: FileSystem, name: str) -> ArraySource | DeepArraySource:
         raise UsageError(
             f"data: {path} is not an array, or is damaged ({format_error(error)}): np.save(path, x)"
         ) from None
-    if x.dtype.kind not in "uib":
+    if x.dtype.kind not in "uib" or x.ndim not in (3, 4):
         return ArraySource(path, to_float32(x, path))
     _check_image_shape(x.shape, path, "the integers")
     return make_image_source(path, x)

@@ -8,7 +8,7 @@ from PIL import Image
 from paragan.core.errors import UsageError
 from paragan.core.image_grid import integer_upscale, make_grid
 from paragan.data.decode import decode_into
-from paragan.data.source import DecodeError, Source
+from paragan.data.source import DecodeError
 from paragan.data.tools.inspect_dataset import DatasetReport
 
 _COLUMNS = 8  # images of a class
@@ -34,14 +34,15 @@ def make_contact_sheet(report: DatasetReport) -> Image.Image:
     cells = np.zeros((len(rows), num_columns, side, side, report.channels), np.uint8)
     for row, indices in zip(cells, rows):
         for cell, index in zip(row, indices):
-            _decode_cell(report.source, int(index), cell)
+            _decode_cell(report, int(index), cell)
     flat = cells.reshape(-1, *cells.shape[2:])
     return make_grid(flat, columns=min(_COLUMNS, num_columns), scale=integer_upscale(flat))
 
 
-def _decode_cell(source: Source, index: int, cell: np.ndarray) -> None:
+def _decode_cell(report: DatasetReport, index: int, cell: np.ndarray) -> None:
+    source = report.source
     try:
-        decode_into(source.read(index), cell)
+        decode_into(source.read(index), cell, report.value_range)
     except DecodeError as error:
         raise UsageError(
             f"data: {source.sample_name(index)} changed while it was inspected: {error}. Try again"

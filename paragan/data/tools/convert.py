@@ -17,7 +17,7 @@ from paragan.core.atomic_write import atomic_output, require_absent
 from paragan.core.errors import RunError, UsageError
 from paragan.core.rng import epoch_permutation
 from paragan.data.bad_samples import BadSamples
-from paragan.data.dataset import choose_resolution, scan_headers
+from paragan.data.dataset import choose_resolution, scan_headers, scan_values
 from paragan.data.decode import DecodeFailure, center_crop_resize, decode_image, decode_into, read_header
 from paragan.data.source import Record, Source
 from paragan.data.storage.filesystem import format_error
@@ -25,6 +25,7 @@ from paragan.data.tools.image_info import detect_format, is_rotated
 from paragan.data.tools.inspect_dataset import no_good_image_message
 from paragan.data.tools.parallel_map import ProgressFn, ordered_parallel_map
 from paragan.data.tools.writers import DatasetInfo, OutputFormat
+from paragan.data.value_range import AUTO, ValueRange, parse_range
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,7 @@ class ConvertOptions:
     labels     : whether to write them
     skip_bad   : leave out images that cannot be decoded, instead of an error
     shuffle    : seed of a random order; None keeps the order
+    range      : `data.range`; images with more than 8 bits are copied by `auto`, and written as 8-bit by any other
     """
 
     resolution: int | None = None
@@ -46,6 +48,11 @@ class ConvertOptions:
     labels: bool = True
     skip_bad: bool = False
     shuffle: int | None = None
+    range: str = AUTO
+
+    def copies_deep(self, value_range: ValueRange) -> bool:
+        """Return whether files with more than 8 bits are copied: all or none of a set, or `auto` would find less."""
+        return not value_range.clips and self.resolution is None and self.encoding is None
 
     def __post_init__(self):
         if self.resolution is not None and self.resolution < 1:
@@ -99,7 +106,9 @@ def convert(
     """
     require_absent(out)
     bad_samples = BadSamples(None, len(source), source.sample_name, 1.0)
-    rows = _good_indices(source, bad_samples, progress) if options.skip_bad else np.arange(len(source))
+    scan = scan_values(source)
+    value_range = scan.resolve(parse_range(options.range))
+    rows = _good_indices(source, value_range, bad_samples, progress) if options.skip_bad else np.arange(len(source))
     if options.shuffle is not None:
         rows = rows[epoch_permutation(options.shuffle, 0, len(rows))]
     labels = source.labels[rows] if options.labels and source.labels is not None else None
@@ -109,11 +118,7 @@ def convert(
 
     def make_record(row: int) -> Record:
         record = source.read(int(rows[row]))
-        if shape is None:
-            return encode_record(record, options)
-        pixels = np.empty(shape, np.uint8)
-        decode_into(record, pixels)
-        return pixels
+        return encode_record(record, options, value_range) if shape is None else _pixels(record, shape, value_range)
 
     with _reraise_as_run_error(out), atomic_output(out) as temporary:
         writer = output_format.make_writer(temporary, info)
@@ -129,9 +134,22 @@ def convert(
         if finalize:
             finalize(temporary)
         if bad_samples.reasons:
-            with atomic_output(out.with_name(f"{out.name}.bad.txt")) as path:
-                path.write_text("\n".join(bad_samples.to_lines()) + "\n", errors="surrogateescape")
-    return ConvertResult(len(rows), shape, bad_samples, _describe_order(output_format, info))
+            _write_bad_list(out.with_name(f"{out.name}.bad.txt"), bad_samples)
+    notes = scan.describe(value_range)
+    if value_range is not None and shape is None and options.copies_deep(value_range):
+        notes = [f"files with more than 8 bits are copied; training maps {value_range} to 0:255"]
+    return ConvertResult(len(rows), shape, bad_samples, (*notes, *_describe_order(output_format, info)))
+
+
+def _pixels(record: Record, shape: tuple[int, int, int], value_range: ValueRange | None) -> np.ndarray:
+    pixels = np.empty(shape, np.uint8)
+    decode_into(record, pixels, value_range)
+    return pixels
+
+
+def _write_bad_list(path: Path, bad_samples: BadSamples) -> None:
+    with atomic_output(path) as temporary:
+        temporary.write_text("\n".join(bad_samples.to_lines()) + "\n", errors="surrogateescape")
 
 
 @contextmanager
@@ -143,15 +161,15 @@ def _reraise_as_run_error(out: Path) -> Iterator[None]:
         raise RunError(f"{out} cannot be written: {reason}: make room, or name another place") from None
 
 
-def encode_record(record: Record, options: ConvertOptions) -> bytes:
+def encode_record(record: Record, options: ConvertOptions, value_range: ValueRange | None = None) -> bytes:
     """Return a record as an image file: the same bytes if it has the right size and encoding.
 
     Raises:
         DecodeError: it cannot be decoded, also if its bytes would be kept.
     """
-    image = decode_image(record)
+    image = decode_image(record, value_range)
     side = options.resolution
-    if isinstance(record, bytes) and _is_encoded(record, options):
+    if isinstance(record, bytes) and _is_encoded(record, options, value_range):
         return record
     pixels = np.asarray(image) if side is None else center_crop_resize(image, side, 1 if image.mode == "L" else 3)
     image = Image.fromarray(pixels[:, :, 0] if image.mode == "L" and side else pixels)  # without EXIF: it was applied
@@ -163,7 +181,11 @@ def encode_record(record: Record, options: ConvertOptions) -> bytes:
     return file.getvalue()
 
 
-def _is_encoded(record: bytes, options: ConvertOptions) -> bool:
+def _is_encoded(record: bytes, options: ConvertOptions, value_range: ValueRange | None) -> bool:
+    if value_range is not None:
+        is_plain = read_header(record).dtype == np.uint8
+        if value_range.changes_8_bit if is_plain else not options.copies_deep(value_range):
+            return False
     if options.encoding and detect_format(record) != {"png": "PNG", "jpg": "JPEG"}[options.encoding]:
         return False
     if not options.resolution:
@@ -172,11 +194,13 @@ def _is_encoded(record: bytes, options: ConvertOptions) -> bool:
     return (header.width, header.height) == (options.resolution, options.resolution) and not is_rotated(record)
 
 
-def _good_indices(source: Source, bad_samples: BadSamples, progress: ProgressFn | None) -> np.ndarray:
+def _good_indices(
+    source: Source, value_range: ValueRange | None, bad_samples: BadSamples, progress: ProgressFn | None
+) -> np.ndarray:
     """Decode all images; return the indices [n] of those that can be decoded, and report the others."""
 
     def try_decode(index: int) -> None:
-        decode_image(source.read(index))
+        decode_image(source.read(index), value_range)
 
     results = ordered_parallel_map(len(source), try_decode, is_local=source.is_local, progress=progress)
     for index, result in enumerate(results):

@@ -9,14 +9,30 @@ import numpy as np
 from PIL import ImageStat
 
 from paragan.data.decode import decode_image, exif_orientation, open_image, read_header
+from paragan.data.deep_image import is_grey_alpha, read_values, value_dtype
 from paragan.data.source import Record
+from paragan.data.value_range import ValueRange
 
-MAGIC_BYTES = {b"\xff\xd8\xff": "JPEG", b"\x89PNG": "PNG", b"RIFF": "WEBP", b"BM": "BMP"}
-FORMAT_SUFFIXES = {"PNG": ".png", "JPEG": ".jpg", "WEBP": ".webp", "BMP": ".bmp"}
+MAGIC_BYTES = {
+    **dict.fromkeys((b"II*\0", b"MM\0*"), "TIFF"),
+    b"\xff\xd8\xff": "JPEG",
+    b"\x89PNG": "PNG",
+    b"RIFF": "WEBP",
+    b"BM": "BMP",
+    b"GIF8": "GIF",
+}
+FORMAT_SUFFIXES = {
+    "PNG": ".png",
+    "JPEG": ".jpg",
+    "WEBP": ".webp",
+    "BMP": ".bmp",
+    "TIFF": ".tif",
+    "GIF": ".gif",
+}
 MODE_NAMES = {"1": "black and white", "L": "grey", "LA": "grey with alpha", "P": "palette", "PA": "palette with alpha"}
 
+_TYPE_NAMES = {np.dtype(np.uint16): "16 bit", np.dtype(np.float32): "float"}  # of values of other types: their name
 _FLAT_STDDEV = 2.0  # of 255: an image is almost constant if the standard deviation of every channel is below this
-_PNG_BIT_DEPTH_OFFSET = 24  # of the byte of a PNG that holds the bits per channel
 
 
 @dataclass(frozen=True)
@@ -24,7 +40,7 @@ class ImageInfo:
     """An image that can be decoded.
 
     width, height : after EXIF rotation
-    file_format   : JPEG, PNG, WEBP, BMP, or "pixels" if it is not a file
+    file_format   : JPEG, PNG, WEBP, BMP, TIFF, GIF, or "pixels" if it is not a file
     mode          : its colours, in words: "grey", "RGB", "palette", "CMYK", "grey, 16 bit", ...
     is_grey       : as training sees it
     is_rotated    : by EXIF
@@ -47,7 +63,7 @@ class ImageInfo:
 
 
 def detect_format(record: Record) -> str:
-    """Return the format of a record by its first bytes: JPEG, PNG, WEBP, BMP, "pixels" or "unknown"."""
+    """Return the format of a record by its first bytes: JPEG, PNG, WEBP, BMP, TIFF, GIF, "pixels" or "unknown"."""
     if isinstance(record, np.ndarray):
         return "pixels"
     return next((name for magic, name in MAGIC_BYTES.items() if record.startswith(magic)), "unknown")
@@ -61,10 +77,10 @@ def is_rotated(record: Record) -> bool:
         return exif_orientation(image) != 1
 
 
-def inspect_image(record: Record) -> ImageInfo:
-    """Decode an image and return its properties. Raises `DecodeError`."""
+def inspect_image(record: Record, value_range: ValueRange | None = None) -> ImageInfo:
+    """Decode an image by a range and return its properties. Raises `DecodeError`."""
     header = read_header(record)
-    image = decode_image(record)
+    image = decode_image(record, value_range)
     pixels = image.convert("RGB").tobytes()  # a grey image has the same digest whether stored as grey or as RGB
     digest = hashlib.blake2b(repr(image.size).encode(), digest_size=16)
     digest.update(pixels)
@@ -82,20 +98,23 @@ def inspect_image(record: Record) -> ImageInfo:
 
 
 def _has_transparent_pixel(record: Record) -> bool:
-    """Return whether a pixel is not opaque. 16-bit grey is always opaque: its transparency is ignored."""
+    """Return whether a pixel is not opaque."""
     if isinstance(record, np.ndarray):
         return False
     with open_image(record) as image:
-        return not image.mode.startswith("I") and image.convert("RGBA").getchannel("A").getextrema() != (255, 255)
+        if value_dtype(image) != np.uint8:  # only 16-bit images have alpha beside colours
+            values = read_values(image, record)
+            return values.ndim == 3 and values.shape[2] != 3 and int(values[..., -1].min()) < 2**16 - 1
+        return image.convert("RGBA").getchannel("A").getextrema() != (255, 255)
 
 
 def _mode_name(record: Record) -> str:
     if isinstance(record, np.ndarray):
-        return "grey" if record.ndim == 2 or record.shape[2] == 1 else "RGB"
-    with open_image(record) as image:
-        mode = image.mode
-    if mode.startswith("I"):
-        return "grey, 16 bit"
-    name = MODE_NAMES.get(mode, mode)
-    is_16_bit = record.startswith(b"\x89PNG") and record[_PNG_BIT_DEPTH_OFFSET] == 16
-    return f"{name}, 16 bit" if is_16_bit else name
+        name = "grey" if record.ndim == 2 or record.shape[2] == 1 else "RGB"
+        dtype = record.dtype
+    else:
+        with open_image(record) as image:
+            dtype = value_dtype(image)
+            mode = "LA" if is_grey_alpha(image) else image.mode
+        name = "grey" if mode == "F" or mode.startswith("I") else MODE_NAMES.get(mode, mode)
+    return name if dtype == np.uint8 else f"{name}, {_TYPE_NAMES.get(dtype, str(dtype))}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,11 +11,18 @@ import numpy as np
 
 from paragan.core.errors import UsageError
 from paragan.data.bad_samples import MAX_BAD_FRACTION
-from paragan.data.dataset import MAX_AUTO_CACHE_BYTES, choose_resolution, describe_classes, header_sample
+from paragan.data.dataset import (
+    MAX_AUTO_CACHE_BYTES,
+    choose_resolution,
+    describe_classes,
+    header_sample,
+    scan_values,
+)
 from paragan.data.decode import DecodeFailure
 from paragan.data.source import DecodeError, Source
 from paragan.data.tools.image_info import ImageInfo, detect_format, inspect_image
 from paragan.data.tools.parallel_map import ProgressFn, ordered_parallel_map
+from paragan.data.value_range import AUTO, ValueRange, parse_range
 
 UNREADABLE = "unreadable"  # the format of a file that cannot be read at all
 
@@ -38,6 +45,8 @@ class DatasetReport:
     nbytes            : of all good images, encoded
     resolution        : that training would use
     channels          : that training would use
+    value_range       : the stored values that become 0 and 255; None for 8-bit images
+    range_notes       : lines about it for people
     """
 
     source: Source
@@ -53,6 +62,8 @@ class DatasetReport:
     nbytes: int
     resolution: int
     channels: int
+    value_range: ValueRange | None
+    range_notes: tuple[str, ...]
 
     @property
     def good_indices(self) -> np.ndarray:
@@ -83,6 +94,7 @@ class DatasetReport:
             ("images", f"{len(self.source):,}, {_format_bytes(self.nbytes)} ({per_image} an image)"),
             ("formats", self._describe_formats()),
             ("colours", _format_counts(self.mode_counts)),
+            *(("range", note) for note in self.range_notes),
             ("sizes", _format_sizes(self.sizes[good])),
             ("EXIF", f"{self.num_rotated:,} rotated upright" if self.num_rotated else ""),
             ("alpha", f"{self.num_with_alpha:,} with transparency, composited on white" if self.num_with_alpha else ""),
@@ -111,6 +123,7 @@ class DatasetReport:
             "formats": dict(self.format_counts),
             "bad_formats": dict(self.bad_format_counts),
             "colours": dict(self.mode_counts),
+            "range": self.value_range.option if self.value_range else None,
             "sizes": [[*size, count] for size, count in zip(sizes.tolist(), counts.tolist())],
             "rotated": self.num_rotated,
             "transparent": self.num_with_alpha,
@@ -126,7 +139,7 @@ class DatasetReport:
                 "bytes": self.training_bytes,
                 "in_memory": self.in_memory,
             },
-            "notes": list(self.source.notes),
+            "notes": [*self.range_notes, *self.source.notes],
             "bad": [{"name": name(index), "reason": reason} for index, reason in self.bad_reasons.items()],
         }
 
@@ -182,18 +195,21 @@ class DatasetReport:
 
 
 def inspect_dataset(
-    source: Source, *, resolution: int | None = None, progress: ProgressFn | None = None
+    source: Source, *, resolution: int | None = None, value_range: str = AUTO, progress: ProgressFn | None = None
 ) -> DatasetReport:
     """Read and decode every image once. Uses some 40 bytes of memory an image.
 
     Args:
         source: the images.
         resolution: that training would be asked for; None for the default of `load_data`.
+        value_range: `data.range` of training.
         progress: is called with the number of images done, and of all.
 
     Raises:
-        UsageError: no image can be decoded.
+        UsageError: no image can be decoded, or the range is wrong or not certain.
     """
+    scan = scan_values(source)
+    found_range = scan.resolve(parse_range(value_range))
     count = len(source)
     sizes = np.zeros((count, 2), np.int32)
     is_flat = np.zeros(count, bool)
@@ -204,11 +220,7 @@ def inspect_dataset(
     mode_counts = Counter[str]()
     num_rotated = num_with_alpha = nbytes = 0
     bad_reasons: dict[int, str] = {}
-    results = ordered_parallel_map(
-        count, lambda index: _inspect_record(source, index), is_local=source.is_local, progress=progress
-    )
-    for index, result in enumerate(results):
-        file_format, info = (UNREADABLE, result.reason) if isinstance(result, DecodeFailure) else result
+    for index, (file_format, info) in enumerate(_inspect_records(source, found_range, progress)):
         format_counts[file_format] += 1
         if isinstance(info, str):
             bad_reasons[index] = info
@@ -223,9 +235,7 @@ def inspect_dataset(
         num_with_alpha += info.has_alpha
         nbytes += info.nbytes
     is_good = sizes[:, 0] > 0
-    if not is_good.any():
-        raise UsageError(no_good_image_message(source, bad_reasons))
-    sample = _good_sample(source, is_good)
+    sample = _good_sample(source, is_good, bad_reasons)
     return DatasetReport(
         source=source,
         sizes=sizes,
@@ -240,11 +250,15 @@ def inspect_dataset(
         nbytes=nbytes,
         resolution=resolution or choose_resolution(sizes[sample]),
         channels=1 if is_grey[sample].all() else 3,
+        value_range=found_range,
+        range_notes=tuple(scan.describe(found_range)),
     )
 
 
-def _good_sample(source: Source, is_good: np.ndarray) -> np.ndarray:
+def _good_sample(source: Source, is_good: np.ndarray, bad_reasons: dict[int, str]) -> np.ndarray:
     """Return the indices [n] of good images from which training would choose resolution and channels."""
+    if not is_good.any():
+        raise UsageError(no_good_image_message(source, bad_reasons))
     sample = header_sample(source)
     return sample[is_good[sample]] if is_good[sample].any() else np.flatnonzero(is_good)
 
@@ -256,11 +270,23 @@ def no_good_image_message(source: Source, bad_reasons: dict[int, str]) -> str:
     return f"data: none of the {len(source):,} images of {source.location} can be decoded, {example}"
 
 
-def _inspect_record(source: Source, index: int) -> tuple[str, ImageInfo | str]:
+def _inspect_records(
+    source: Source, value_range: ValueRange | None, progress: ProgressFn | None
+) -> Iterator[tuple[str, ImageInfo | str]]:
+    """Yield the format of every image, and its properties or why it is bad."""
+
+    def inspect(index: int) -> tuple[str, ImageInfo | str]:
+        return _inspect_record(source, index, value_range)
+
+    for result in ordered_parallel_map(len(source), inspect, is_local=source.is_local, progress=progress):
+        yield (UNREADABLE, result.reason) if isinstance(result, DecodeFailure) else result
+
+
+def _inspect_record(source: Source, index: int, value_range: ValueRange | None) -> tuple[str, ImageInfo | str]:
     """Return the format of an image, and its properties or why it is bad. Raises `DecodeError` if it cannot be read."""
     record = source.read(index)
     try:
-        return detect_format(record), inspect_image(record)
+        return detect_format(record), inspect_image(record, value_range)
     except DecodeError as error:
         return detect_format(record), str(error)
 

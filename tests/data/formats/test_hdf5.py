@@ -71,7 +71,7 @@ def test_different_sets_have_different_fingerprints(tmp_path):
     [
         ({"x": FIRST, "y": LABELS}, "has no imgs; found x, y; expected imgs (uint8"),
         ({}, "found nothing"),
-        ({"imgs": FIRST.astype("f4")}, "imgs are float32, expected uint8 in 0..255"),
+        ({"imgs": FIRST.astype("c8")}, "imgs are complex64, expected numbers"),
         ({"imgs": FIRST[0, 0]}, "imgs are [8, 8], expected"),
         ({"imgs": FIRST.reshape(30, 6, 4, 8)}, "with C 1 or 3"),
         ({"imgs": FIRST[:0]}, "no image"),

@@ -48,7 +48,7 @@ def test_a_worker_decodes_into_shared_memory(shared):
     with DecodeWorker(shared) as decoder:
         gots = [encode_image(pixels[0]), b"no image", encode_image(pixels[2]), DecodeError("was never there")]
         reasons, spent = decoder.decode(gots, [False, False, True, True], piece, 1)
-        assert reasons == [None, "not a PNG, JPEG, WebP or BMP image", None, "was never there"]
+        assert reasons == [None, "not a PNG, JPEG, WebP, BMP, TIFF or GIF image", None, "was never there"]
         assert spent.cpu_s > 0
         assert np.array_equal(piece.array[1], pixels[0])
         assert np.array_equal(piece.array[3], pixels[2][:, ::-1])

@@ -160,7 +160,7 @@ def test_bad_ones_are_named_with_their_reason_and_counted(tmp_path):
     assert sorted(result.bad_reasons) == list(range(30, 42))
     expected = text(result)
     assert "12 of 42 cannot be decoded" in expected
-    assert expected.count("not a PNG, JPEG, WebP or BMP image") == 10
+    assert expected.count("not a PNG, JPEG, WebP, BMP, TIFF or GIF image") == 10
     assert "and 2 more" in expected
     assert "training does not accept it" in expected
     assert len(result.to_json()["bad"]) == 12
