@@ -179,6 +179,9 @@ SINGLE_IMAGES: Files = {
     ),
     "webp": fake_datasets.encode_image(IMAGES[0], "WEBP"),
     "bmp": fake_datasets.encode_image(IMAGES[0], "BMP"),
+    "gif": fake_datasets.encode_image(IMAGES[0], "GIF"),
+    "tif": fake_datasets.encode_image(IMAGES[0], "TIFF"),
+    "tiff": fake_datasets.encode_image(IMAGES[0], "TIFF", compression="tiff_lzw"),
 }
 
 
@@ -205,6 +208,12 @@ def oversized_image(rng: Rng, kind: str) -> bytes:
     elif kind in ("jpg", "jpeg"):
         at = data.index(b"\xff\xc0")
         data[at + 5 : at + 9] = struct.pack(">2H", side & 0xFFFF, side & 0xFFFF)
+    elif kind == "gif":
+        data[6:10] = struct.pack("<2H", side & 0xFFFF, side & 0xFFFF)
+    elif kind in ("tif", "tiff"):
+        for tag in (256, 257):  # width and height
+            at = max(data.find(struct.pack("<HHL", tag, field_type, 1)) for field_type in (3, 4)) + 8
+            data[at : at + 4] = struct.pack("<L", side)
     else:
         data[26:30] = struct.pack("<2H", side & 0x3FFF, side & 0x3FFF)
     return bytes(data)

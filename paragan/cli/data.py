@@ -41,7 +41,7 @@ is printed as well.
 
 The report lists: formats, colours and sizes; images rotated by EXIF, images with transparency; exact copies (equal
 pixels, in whatever encoding), and copies in several classes; almost constant images; images that cannot be decoded, and
-why; what training would use.
+why; of images with more than 8 bits the range of values that was found, and what was done; what training would use.
 
 PATH {ACCEPTED_PATHS}
 """
@@ -50,6 +50,7 @@ INSPECT_EXAMPLES = """examples:
   paragan data inspect digits
   paragan data inspect photos/ --sheet photos.png           also draw a row of images for each class
   paragan data inspect photos/ --json photos.json           also write all results, with names of bad files and copies
+  paragan data inspect scans/ --range=0:4095                map these stored values to black and white
   paragan data inspect photos/ --resolution 128             report what training at 128 x 128 would use
 """
 
@@ -62,7 +63,8 @@ The name of TO decides the format:
   photos.h5          for BigGAN: imgs uint8 [N, C, R, R], labels
   photos --to tars   tar shards; see `paragan data shard`
 
-Files are copied byte for byte, unless --resolution or --format change them. An .npz or .h5 has images of one size:
+Files are copied byte for byte, unless --resolution or --format change them; those with more than 8 bits also with
+--range=MIN:MAX or full, which writes them as 8-bit PNG. An .npz or .h5 has images of one size:
 their own if they are squares of one size, else the resolution that training would use. Every image is decoded on the
 way. If one cannot be decoded, nothing is written; with --skip-bad it is left out and listed in TO.bad.txt. TO appears
 complete or not at all.

@@ -70,14 +70,15 @@ class ValueRange:
             )
         shift = self._shift()
         if values.dtype.kind != "f" and shift is not None:
-            return (values.clip(int(self.low), int(self.high)) >> shift).astype(np.uint8)
+            wide = values.astype(np.promote_types(values.dtype, np.min_scalar_type(int(self.high))), copy=False)
+            return (wide.clip(0, int(self.high)) >> shift).astype(np.uint8)
         scaled = (values.astype(np.float64) - self.low) * _MAX_8_BIT / (self.high - self.low)
         return np.rint(scaled.clip(0, _MAX_8_BIT)).astype(np.uint8)
 
     def _shift(self) -> int | None:
         """Return how many low bits a range 0:2^n-1 of integers drops; None for other ranges."""
         count = int(self.high) + 1
-        is_depth = self.low == 0 and self.high == count - 1 and count > _MAX_8_BIT and count.bit_count() == 1
+        is_depth = self.low == 0 and self.high == count - 1 and _MAX_8_BIT < count <= 2**32 and count.bit_count() == 1
         return count.bit_length() - 9 if is_depth else None
 
 
@@ -258,8 +259,7 @@ def outside_range_message(
     others = "the images that were looked at are 8-bit"
     if value_range is not None:
         low = min(low, value_range.low)
-        others = f"{value_range} was found from others"
-        others += f", --data.range={value_range} clips them"
+        others = f"{value_range} was found from others, --data.range={value_range} clips them"
     return (
         f"data.range=auto: {len(images):,} of {count:,} images hold {_type_names({i.dtype for i in images})} "
         f"{_format(*_extremes_of(images))}, the first is {example}; {others}. Use --data.range={_format(low, high)}"
@@ -316,7 +316,7 @@ def _describe_mapping(value_range: ValueRange, images: Sequence[ImageValues]) ->
     if not value_range.clips:
         return "data.range=auto"
     is_clipped = low < value_range.low or high > value_range.high
-    return "values outside are clipped" if is_clipped else "data.range"
+    return "values outside are clipped" if is_clipped else "no value is outside"
 
 
 def _format(low: float, high: float) -> str:

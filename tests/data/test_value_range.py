@@ -265,6 +265,19 @@ def test_a_conversion_shows_training_the_same_pixels(tmp_path, form, options):
     np.testing.assert_array_equal(load_data(str(out), resolution=8).images, expected.images)
 
 
+@pytest.mark.parametrize("dtype", [np.int8, np.int16, np.uint16, np.int32, np.uint32, np.int64, np.uint64, np.float32])
+@pytest.mark.parametrize("text", ["0:63", "0:255", "0:65535", "-50:50", "0:4294967295"])
+def test_every_type_is_mapped_as_exact_numbers_are(dtype, text):
+    values = np.arange(100, dtype=dtype)
+    value_range = parse_range(text)
+    assert isinstance(value_range, ValueRange)
+    low, high = value_range.low, value_range.high
+    expected = [int(min(255, max(0, round((v - low) * 255 / (high - low))))) for v in range(100)]
+    if text in ("0:255", "0:65535", "0:4294967295") and dtype != np.float32:
+        expected = [int(min(v, high)) * 256 // int(high + 1) for v in range(100)]
+    assert value_range.to_uint8(values).tolist() == expected
+
+
 # What `auto` finds, and what it refuses -----------------------------------------------------------------------
 
 
@@ -282,6 +295,7 @@ def npz(path: Path, images: np.ndarray) -> str:
         (BITS_12.astype(np.float32), "0:4095"),
         (BITS_12.astype(np.uint64), "0:4095"),
         (BITS_8.astype(np.int16) // 2, "0:255"),
+        ((BITS_8 // 2).astype(np.int8), "0:255"),
         (BITS_16, "0:65535"),
     ],
 )
