@@ -7,6 +7,8 @@ import zlib
 from collections.abc import Callable
 from pathlib import Path
 
+import fsspec
+import h5py
 import numpy as np
 import pytest
 from PIL import Image
@@ -17,6 +19,7 @@ from paragan.data.dataset import DEEP_SAMPLE, load_data
 from paragan.data.loader.decode_worker import DecodeWorker
 from paragan.data.loader.shared_memory import SharedArena
 from paragan.data.open_source import open_source
+from paragan.data.storage.filesystem import RemoteOptions
 from paragan.data.tools.convert import ConvertOptions, convert
 from paragan.data.tools.inspect_dataset import inspect_dataset
 from paragan.data.tools.writers import choose_format
@@ -35,51 +38,63 @@ UINT16 = 3  # types of fields of TIFF
 UINT32 = 4
 
 
-def png16(values: np.ndarray, transparent: bytes = b"") -> bytes:
+ADAM7 = ((0, 0, 8, 8), (0, 4, 8, 8), (4, 0, 8, 4), (0, 2, 4, 4), (2, 0, 4, 2), (0, 1, 2, 2), (1, 0, 2, 1))
+
+
+def png16(values: np.ndarray, transparent: bytes = b"", *, interlaced: bool = False) -> bytes:
     """A PNG of 16 bits: values [H, W, C], C 1 (grey), 2 (with alpha), 3 (RGB), 4 (with alpha); rows filtered by Sub."""
     height, width, channels = values.shape
-    rows = values.astype(">u2").reshape(height, -1).view(np.uint8)  # [H, bytes]
-    before = np.pad(rows, ((0, 0), (2 * channels, 0)))[:, : rows.shape[1]]
-    filtered = np.concatenate([np.ones((height, 1), np.uint8), rows - before], axis=1)
+    parts = [values[y::dy, x::dx] for y, x, dy, dx in ADAM7] if interlaced else [values]
+    data = b""
+    for part in parts:
+        rows = np.ascontiguousarray(part, ">u2").reshape(len(part), -1).view(np.uint8)  # [h, bytes]
+        before = np.pad(rows, ((0, 0), (2 * channels, 0)))[:, : rows.shape[1]]
+        data += np.concatenate([np.ones((len(part), 1), np.uint8), rows - before], axis=1).tobytes()
 
     def chunk(name: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
 
     color_type = {1: 0, 2: 4, 3: 2, 4: 6}[channels]
-    header = struct.pack(">IIBBBBB", width, height, 16, color_type, 0, 0, 0)
+    header = struct.pack(">IIBBBBB", width, height, 16, color_type, 0, 0, interlaced)
     transparency = chunk(b"tRNS", transparent) if transparent else b""
-    data = chunk(b"IDAT", zlib.compress(filtered.tobytes()))
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + transparency + data + chunk(b"IEND", b"")
+    chunks = chunk(b"IHDR", header) + transparency + chunk(b"IDAT", zlib.compress(data)) + chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + chunks
 
 
-def tiff(values: np.ndarray, photometric: int, *, order: str = "<", deflate: bool = False, **tags: int) -> bytes:
-    """A TIFF of values [H, W] or [H, W, C] in one strip; `tags` are named t<number>."""
+def tiff(
+    values: np.ndarray, photometric: int, *, order: str = "<", deflate: bool = False, strips: int = 1, **tags: int
+) -> bytes:
+    """A TIFF of values [H, W] or [H, W, C] in some strips; `tags` are named t<number>."""
     height, width = values.shape[:2]
     channels = 1 if values.ndim == 2 else values.shape[2]
-    pixels = values.astype(values.dtype.newbyteorder(order)).tobytes()
-    strip = zlib.compress(pixels) if deflate else pixels
-    bits = struct.pack(f"{order}{channels}H", *[8 * values.itemsize] * channels)
-    fields: dict[int, tuple[int, int, int]] = {  # tag: type, count, value
-        256: (UINT32, 1, width),
-        257: (UINT32, 1, height),
-        258: (UINT16, channels, 8 + len(strip) if channels > 1 else 8 * values.itemsize),
-        259: (UINT16, 1, 8 if deflate else 1),
-        262: (UINT16, 1, photometric),
-        273: (UINT32, 1, 8),
-        277: (UINT16, 1, channels),
-        278: (UINT32, 1, height),
-        279: (UINT32, 1, len(strip)),
-        339: (UINT16, 1, {"u": 1, "i": 2, "f": 3}[values.dtype.kind]),
+    parts = [part.astype(part.dtype.newbyteorder(order)).tobytes() for part in np.split(values, strips)]
+    parts = [zlib.compress(part) for part in parts] if deflate else parts
+    data = b"".join(parts) + b"\0" * (sum(map(len, parts)) % 2)
+    starts = [8 + sum(map(len, parts[:index])) for index in range(strips)]
+    fields: dict[int, tuple[str, list[int]]] = {  # tag: type of its values, values
+        256: ("I", [width]),
+        257: ("I", [height]),
+        258: ("H", [8 * values.itemsize] * channels),
+        259: ("H", [8 if deflate else 1]),
+        262: ("H", [photometric]),
+        273: ("I", starts),
+        277: ("H", [channels]),
+        278: ("I", [height // strips]),
+        279: ("I", [*map(len, parts)]),
+        339: ("H", [{"u": 1, "i": 2, "f": 3}[values.dtype.kind]]),
     }
-    fields |= {int(name[1:]): (UINT16, 1, value) for name, value in tags.items()}
-    body = strip + bits + b"\0" * (-len(strip + bits) % 2)
-    directory = struct.pack(f"{order}H", len(fields))
-    for tag, (kind, count, value) in sorted(fields.items()):
-        is_short = kind == UINT16 and count == 1
-        packed = struct.pack(f"{order}HH", value, 0) if is_short else struct.pack(f"{order}I", value)
-        directory += struct.pack(f"{order}HHI", tag, kind, count) + packed
+    fields |= {int(name[1:]): ("H", [value]) for name, value in tags.items()}
+    entries = b""
+    for tag, (kind, numbers) in sorted(fields.items()):
+        packed = struct.pack(f"{order}{len(numbers)}{kind}", *numbers)
+        if len(packed) > 4:
+            data += packed
+            packed = struct.pack(f"{order}I", 8 + len(data) - len(packed))
+        field_type = {"H": UINT16, "I": UINT32}[kind]
+        entries += struct.pack(f"{order}HHI", tag, field_type, len(numbers)) + packed.ljust(4, b"\0")
     magic = b"II*\0" if order == "<" else b"MM\0*"
-    return magic + struct.pack(f"{order}I", 8 + len(body)) + body + directory + b"\0\0\0\0"
+    directory = struct.pack(f"{order}H", len(fields)) + entries + b"\0\0\0\0"
+    return magic + struct.pack(f"{order}I", 8 + len(data)) + data + directory
 
 
 def encode(image: Image.Image, form: str, **options) -> bytes:
@@ -131,6 +146,8 @@ FILES: dict[str, tuple[bytes, str, np.ndarray]] = {
         np.rint((BITS_12.astype(float) - 1000).clip(0, 2000) * 255 / 2000),
     ),
     "12-rgb.png": (png16(COLOR_12), "auto", COLOR_12 >> 4),
+    "12-rgb-interlaced.png": (png16(COLOR_12, interlaced=True), "auto", COLOR_12 >> 4),
+    "12-grey-interlaced.png": (png16(BITS_12[..., None], interlaced=True), "auto", BITS_12 >> 4),
     "12-rgba.png": (png16(with_alpha(COLOR_12)), "auto", on_white(COLOR_12 >> 4)),
     "12-grey-alpha.png": (png16(with_alpha(BITS_12)), "auto", on_white(BITS_12 >> 4)),
     "12-grey-key.png": (
@@ -155,6 +172,9 @@ FILES: dict[str, tuple[bytes, str, np.ndarray]] = {
     "12-grey-big.tif": (tiff(BITS_12, 1, order=">"), "auto", BITS_12 >> 4),
     "12-rgb.tif": (tiff(COLOR_12, 2), "auto", COLOR_12 >> 4),
     "12-rgb-big.tif": (tiff(COLOR_12, 2, order=">"), "auto", COLOR_12 >> 4),
+    "12-rgb-strips.tif": (tiff(COLOR_12, 2, strips=4), "auto", COLOR_12 >> 4),
+    "12-rgb-deflate-strips.tif": (tiff(COLOR_12, 2, strips=4, deflate=True), "auto", COLOR_12 >> 4),
+    "12-grey-strips.tif": (tiff(BITS_12, 1, strips=2), "auto", BITS_12 >> 4),
     "12-rgb-deflate.tif": (tiff(COLOR_12, 2, deflate=True), "auto", COLOR_12 >> 4),
     "12-rgb-deflate-big.tif": (tiff(COLOR_12, 2, deflate=True, order=">"), "auto", COLOR_12 >> 4),
     "12-rgba.tif": (tiff(with_alpha(COLOR_12), 2, t338=2), "auto", on_white(COLOR_12 >> 4)),
@@ -220,16 +240,14 @@ def test_training_sees_these_pixels(tmp_path, name):
         np.testing.assert_array_equal(image, expected)
 
 
-@pytest.mark.parametrize("kind", ["npz", "npy", "h5", "zip", "tars"])
+@pytest.mark.parametrize("kind", ["npz", "npy", "h5", "zip", "tars", "server"])
 def test_a_container_changes_no_pixel(tmp_path, kind):
-    """12-bit values as an array or in an archive are the pixels of a folder of their PNGs."""
-    import h5py
-
+    """12-bit values as an array, in an archive or on a server are the pixels of a folder of their PNGs."""
     values = np.stack([BITS_12, BITS_12[::-1], BITS_12.T])
     folder = folder_of(
         tmp_path / "set", {f"{i}.png": encode(Image.fromarray(v.copy()), "PNG") for i, v in enumerate(values)}
     )
-    path = tmp_path / {"npz": "a.npz", "npy": "a.npy", "h5": "a.h5", "zip": "a.zip", "tars": "tars"}[kind]
+    path: Path | str = tmp_path / {"zip": "a.zip", "tars": "tars"}.get(kind, f"a.{kind}")
     if kind == "npz":
         np.savez(path, images=values.astype(">u2"), labels=[0, 1, 1])
     elif kind == "npy":
@@ -237,11 +255,14 @@ def test_a_container_changes_no_pixel(tmp_path, kind):
     elif kind == "h5":
         with h5py.File(path, "w") as file:
             file["imgs"] = values[:, None].astype(">u2")
+    elif kind == "server":
+        path = "memory://range/set"
+        fsspec.filesystem("memory").put(folder, "/range/set", recursive=True)
     else:
         convert(open_source(folder), path, choose_format(path, kind, 64), ConvertOptions())
     expected = load_data(folder, resolution=None)
     for cache in ("memory", "stream"):
-        data = load_data(str(path), resolution=None, cache=cache)
+        data = load_data(str(path), resolution=None, cache=cache, remote=RemoteOptions(cache_dir=""))
         np.testing.assert_array_equal(data.images[:], expected.images)
         assert data.value_range == ValueRange(0, 4095, clips=False)
 
