@@ -209,7 +209,9 @@ class ValueScan:
             of_images = f"{_count_images(changed)} of {_type_names({image.dtype for image in changed})}"
             line = f"values {_format(low, high)} found in {of_images}; {value_range} becomes 0:255"
             line += f" ({_describe_mapping(value_range, changed)})"
-            lines.append(line)
+            lines.append(line if changed != self.deep or not self.plain else f"{line}; 8-bit images are unchanged")
+        elif value_range is not None and value_range.clips:
+            lines.append(f"data.range={value_range} changes nothing: the images that were looked at are 8-bit")
         return [*lines, *self._describe_spread(value_range)]
 
     def _check_overlap(self, value_range: ValueRange) -> None:

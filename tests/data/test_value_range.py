@@ -511,6 +511,12 @@ def test_processes_map_as_threads_do():
         ({"a.png": FILES["12-grey.png"][0]}, "full", "almost constant: all pixels of 1 image"),
         ({"a.png": FILES["12-grey.png"][0]}, "1000:3000", "values outside are clipped"),
         ({"a.png": FILES["12-grey.png"][0]}, "auto", "values 0:4095 found in 1 image of uint16; 0:4095 becomes 0:255"),
+        (
+            {"a.png": FILES["8-bit.png"][0]},
+            "full",
+            "data.range=0:65535 changes nothing: the images that were looked at",
+        ),
+        ({"a.png": FILES["8-bit.png"][0], "b.png": FILES["12-grey.png"][0]}, "auto", "; 8-bit images are unchanged"),
         ({"a.tif": FILES["cmyk.tif"][0]}, "auto", "1 are CMYK, converted to RGB without their colour profile"),
         (
             {"a.gif": FILES["frames.gif"][0]},
