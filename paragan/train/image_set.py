@@ -14,6 +14,7 @@ import dataclasses
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -21,13 +22,21 @@ import numpy as np
 
 from paragan.core.errors import UsageError
 from paragan.data.bad_samples import BadSamples
-from paragan.data.dataset import MAX_AUTO_CACHE_BYTES, Dataset, compute_fingerprint, from_arrays, header_sample
+from paragan.data.dataset import (
+    MAX_AUTO_CACHE_BYTES,
+    Dataset,
+    compute_fingerprint,
+    from_arrays,
+    header_sample,
+    scan_values,
+)
 from paragan.data.decode import DecodeFailure, Header, parallel_map, read_header
 from paragan.data.formats.array import ArraySource
 from paragan.data.open_source import open_checked_source
 from paragan.data.source import Source
 from paragan.data.storage.filesystem import printable, redact_url
 from paragan.data.streaming import StreamingImages
+from paragan.data.value_range import AUTO, RangeOption, ValueRange, ValueScan
 
 Side = Literal["reals", "fakes"]
 ImageContent = str | Path | np.ndarray | Dataset
@@ -49,6 +58,7 @@ class OpenedImages:
     rows     : [N] indices in the source; None for all
     labels   : [N] int64 in 0..K-1; None without classes, or if nothing needs them
     classes  : [K] names
+    range    : `data.range`, of images with more than 8 bits
     """
 
     side: Side
@@ -57,14 +67,25 @@ class OpenedImages:
     rows: np.ndarray | None
     labels: np.ndarray | None
     classes: tuple[str, ...]
+    range: RangeOption = AUTO
 
     def __len__(self) -> int:
         return len(self.source) if self.rows is None else len(self.rows)
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Lines for people: what was ignored, and the like."""
-        return self.source.notes
+        """Lines for people: what was ignored, which values became black and white, and the like."""
+        return (*self.source.notes, *self._values.describe(self.value_range))
+
+    @cached_property
+    def value_range(self) -> ValueRange | None:
+        """The stored values that become 0 and 255; None for 8-bit images and numbers."""
+        with name_side(self.side):
+            return self._values.resolve(self.range)
+
+    @cached_property
+    def _values(self) -> ValueScan:
+        return ValueScan() if self.is_array else scan_values(self.source)
 
     @property
     def is_array(self) -> bool:
@@ -162,6 +183,7 @@ def open_image_set(side: Side, content: ImageContent, with_labels: bool, count: 
 
 def _open_content(side: Side, location: str, content: ImageContent, with_labels: bool) -> OpenedImages:
     rows: np.ndarray | None = None
+    value_range: RangeOption = AUTO
     if isinstance(content, np.ndarray):
         content = from_arrays(content)
     if not isinstance(content, Dataset):
@@ -169,12 +191,13 @@ def _open_content(side: Side, location: str, content: ImageContent, with_labels:
     elif isinstance(content.images, StreamingImages):
         source = content.images.source
         rows = content.images.rows
+        value_range = content.value_range or AUTO
     else:
         source = ArraySource(location, content.images)
     labelled = content if isinstance(content, Dataset) else source
     if not with_labels:
-        return OpenedImages(side, location, source, rows, None, ())
-    return OpenedImages(side, location, source, rows, labelled.labels, labelled.classes)
+        return OpenedImages(side, location, source, rows, None, (), value_range)
+    return OpenedImages(side, location, source, rows, labelled.labels, labelled.classes, value_range)
 
 
 def scan_sizes(opened: OpenedImages) -> SizeScan:
@@ -226,7 +249,7 @@ def read_image_set(opened: OpenedImages, resolution: int, channels: int, preproc
         images = source.array if opened.rows is None else source.array[opened.rows]
     else:
         bad_samples = BadSamples(None, len(source), source.sample_name, 0.0)
-        images = StreamingImages(source, bad_samples, resolution, channels)
+        images = StreamingImages(source, bad_samples, resolution, channels, opened.value_range)
         images.rows = opened.rows
     if isinstance(images, StreamingImages) and source.is_local and images.nbytes <= MAX_AUTO_CACHE_BYTES:
         with name_side(opened.side):
@@ -244,6 +267,8 @@ def _content_digest(images: StreamingImages, labels: np.ndarray | None) -> str:
     """Return 16 hex digits of the sha256 over shape, labels and all records as stored; of names and sizes if remote."""
     source = images.source
     digest = hashlib.sha256(repr((images.shape, labels is not None)).encode())
+    if images.value_range is not None:
+        digest.update(images.value_range.option.encode())
     if labels is not None:
         digest.update(np.ascontiguousarray(labels, "<i8").tobytes())
     if images.rows is not None:

@@ -328,6 +328,21 @@ def test_too_few_images_are_refused_before_features_are_computed(monkeypatch, me
         paragan.compare(REALS, FAKES[:count], metrics)
 
 
+def test_images_of_12_bits_have_their_range(tmp_path):
+    eight = write_folder(tmp_path / "eight", FAKES)
+    twelve = tmp_path / "twelve"
+    twelve.mkdir()
+    deep = (FAKES.astype(np.uint16) << 4) | 7
+    deep[0, 0, 0] = 4095
+    high_bits = (deep >> 4).astype(np.uint8)
+    for number, image in enumerate(deep):
+        Image.fromarray(image.squeeze()).save(twelve / f"{number:04d}.png")
+    assert values(paragan.compare(REALS, twelve)) == values(paragan.compare(REALS, high_bits))
+    opened = image_set.open_image_set("fakes", twelve, with_labels=False)
+    assert "0:4095 becomes 0:255" in " ".join(opened.notes)
+    assert image_set.open_image_set("fakes", eight, with_labels=False).value_range is None
+
+
 def test_count_chooses_fakes_evenly():
     (score,) = paragan.compare(REALS, FAKES, ["fd"], count=30)
     evenly = FAKES[np.linspace(0, M - 1, 30).astype(int)]
