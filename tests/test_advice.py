@@ -35,6 +35,7 @@ def inputs(tmp_path_factory) -> Path:
     images = rng.integers(0, 256, (64, 32, 32, 3), np.uint8)
     np.savez(folder / "classes.npz", images=images, labels=np.arange(64) % 4)
     np.savez(folder / "plain.npz", images=images)
+    np.savez(folder / "small.npz", images=images[:, :8, :8, :1], labels=np.arange(64) % 10)
     np.savez(folder / "numbers.npz", x=rng.normal(size=(64, 2)).astype(np.float32))
     for name, pixels in zip("aabb", images, strict=False):
         (folder / "folder" / name).mkdir(parents=True, exist_ok=True)
@@ -374,6 +375,7 @@ COMMAND_CASES = [
         "Add --large-scale, or leave it out",
         ("~churn", "--large-scale --hosts=8 --links='25 Gbit/s, 50 us'"),
     ),
+    Case("eval RUN --follow --data=DIR/small.npz", "Use those, or leave --follow out", ("~data", "~follow")),
     Case("eval LABELS --follow", "Leave it out", ("~follow",)),
     Case("merge RUN --out=NEW/merged", "Use a run of --strategy per-label", ()),
     Case("merge LABELS --out=LABELS", "Use another folder, or leave --out out", ("--out=NEW/merged",)),
@@ -435,7 +437,12 @@ RUN_CASES = [
         "Use that, or another --run-dir",
         ("--strategy=sync", "--run-dir=NEW/new"),
     ),
-    Case("--kimg=0.16 --run-dir=DIR/plain.npz", "", ("--run-dir=NEW/new",)),
+    Case(
+        "--kimg=0.16 --run-dir=COPY --data=DIR/small.npz",
+        "Use its settings, or another --run-dir",
+        ("--data=digits", "--run-dir=NEW/new"),
+    ),
+    Case("--kimg=0.16 --run-dir=DIR/plain.npz", "Use another --run-dir", ("--run-dir=NEW/new",)),
 ]
 
 
