@@ -1,11 +1,11 @@
-"""`python -m paragan` is `paragan`."""
+"""`python -m paragan` is `paragan`. Ctrl-C while modules are imported ends the process without a traceback."""
 
-import os
 import signal
 
-if "PARAGAN_LAUNCHER" in os.environ:  # a rank of --ranks: Ctrl-C before it has handlers ends it without a traceback
+if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
-from paragan.cli.main import entry_point
+from paragan.cli.main import entry_point  # noqa: E402
 
-entry_point()
+if __name__ == "__main__":
+    entry_point()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
@@ -24,7 +25,7 @@ from paragan.cli.sample import add_sample_command, add_serve_command
 from paragan.cli.train import EXAMPLES, add_recipes_command, add_train_command
 from paragan.core.errors import Interrupted, RunError, UsageError
 from paragan.core.version import __version__
-from paragan.train.local_launcher import watch_launcher
+from paragan.train.local_launcher import LAUNCHER_PIPE_ENV, watch_launcher
 
 
 def entry_point() -> NoReturn:
@@ -32,6 +33,9 @@ def entry_point() -> NoReturn:
 
     One of several ranks exits without the interpreter's cleanup, which torch's threads abort now and then.
     """
+    is_rank = LAUNCHER_PIPE_ENV in os.environ  # whose launcher reports that it was interrupted
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL and not is_rank:  # as __main__ sets it
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     status = main()
     if os.environ.get("WORLD_SIZE", os.environ.get("SLURM_STEP_NUM_TASKS", "1")) != "1":
         sys.stdout.flush()
