@@ -264,7 +264,7 @@ FOLDER_CASES = [
     ),
     Case(
         "--data=DIR/classes.npz --nets=sagan --nets.attention=5",
-        "from 8 to 16 (pixels) for images of 32 px, or 0 for none. Use 16",
+        "must be 16 or 8 (short side of the maps, pixels) for images of 32 px, or 0 for none. Use 16",
         ("--nets.attention=16", "--nets.attention=8", "--nets.attention=0"),
     ),
     Case(
@@ -396,7 +396,11 @@ COMMAND_CASES = [
         "Use a folder (a name without extension), .npz, .zip, .h5, or --to tars",
         ("~NEW NEW/folder", "~NEW NEW/a.npz", "~NEW NEW/a.zip", "~NEW NEW/a.h5", "~NEW NEW/tars --to tars"),
     ),
-    Case("data convert digits NEW/a.zip --resolution=0", "Use 1 or more, such as 64", ("--resolution=64",)),
+    Case(
+        "data convert digits NEW/a.zip --resolution=0",
+        "such as 64, or 256x128",
+        ("--resolution=64", "~NEW/a.zip NEW/b.zip --resolution=256x128"),
+    ),
     Case("data convert digits NEW/a.zip --shuffle=-1", "Use 0 or more", ("--shuffle=0",)),
     Case("data convert digits DIR/plain.npz", "name a new one, or remove it first", ("~DIR NEW/new.npz",)),
     Case("data stats digits --out=NEW/a.txt", "Use one such as stats.npz", ("--out=NEW/stats.npz",)),

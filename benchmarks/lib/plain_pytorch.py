@@ -71,7 +71,7 @@ def max_output_difference(run: Run, images: Dataset) -> float:
     plain = make_same_networks(run, images)
     z = torch.randn(8, run.nets.latent)
     y = torch.randint(spec.classes, (8,)) if spec.classes else None
-    x = torch.rand(8, spec.channels, spec.resolution, spec.resolution) * 2 - 1
+    x = torch.rand(8, *spec.shape) * 2 - 1
     sides = (networks.g.eval(), plain.g.eval(), z), (networks.d.eval(), plain.d.eval(), x)
     outputs = [(logits_of(net(x, y)), logits_of(plain_net(x, y))) for net, plain_net, x in sides]
     return max(float((a - b).abs().max() / a.abs().max()) for a, b in outputs)

@@ -16,6 +16,7 @@ from paragan.cli.common import (
     check_no_extra_arguments,
     check_writable,
     name_label_options,
+    parse_size,
     run_in_world,
     without_ranks_option,
 )
@@ -121,7 +122,7 @@ def _add_strategies_command(kinds: Any) -> None:
 def _add_data_command(kinds: Any) -> None:
     p = add_command(kinds, "data", _bench_data, "measure how fast the data pipeline makes images")
     p.add_argument("--data", required=True, metavar="D", help="as for `paragan train --data`")
-    p.add_argument("--resolution", type=int, metavar="R", help="crop and resize to this (chosen from the data)")
+    p.add_argument("--resolution", metavar="R|WxH", help="crop and resize to this (chosen from the data)")
     add_label_options(p, "whether to read labels (yes)")
     p.add_argument(
         *("--range", "--data.range"),
@@ -142,10 +143,15 @@ def _bench_data(options: argparse.Namespace, rest: list[str], arguments: list[st
     check_no_extra_arguments(rest)
     if options.batch < 1 or not 0 < options.seconds < 1e5:
         raise UsageError("--batch, --seconds: out of range. Use --batch 1 or more, --seconds above 0")
+    size = parse_size(options.resolution)
     labels = options.labels and (options.label_key or True)
     with name_label_options():
         images = load_data(
-            options.data, resolution=options.resolution, labels=labels, cache="stream", value_range=options.range
+            options.data,
+            resolution=size.resolution if size else None,
+            labels=labels,
+            cache="stream",
+            value_range=options.range,
         )
     assert isinstance(images.images, StreamingImages)
     sys.stdout.write(images.describe() + "\n")

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from paragan.core.errors import UsageError
+from paragan.core.image_shape import ImageSize, check_resolution
 from paragan.data.storage.filesystem import is_url
 
 if TYPE_CHECKING:
@@ -54,6 +55,11 @@ def add_command(
     )
     parser.set_defaults(command=action)
     return parser
+
+
+def parse_size(resolution: str | None) -> ImageSize | None:
+    """Return the size that --resolution names, or None. Raises UsageError if it is not a size."""
+    return None if resolution is None else check_resolution("--resolution", resolution)
 
 
 # Runs and fields ----------------------------------------------------------------------------------------

@@ -13,9 +13,11 @@ from paragan.cli.common import (
     add_label_options,
     check_no_extra_arguments,
     name_label_options,
+    parse_size,
     progress_bar,
 )
 from paragan.core.errors import UsageError
+from paragan.core.image_shape import ImageSize, check_channels
 
 if TYPE_CHECKING:
     from paragan.data.source import LabelChoice, Source
@@ -52,21 +54,22 @@ INSPECT_EXAMPLES = """examples:
   paragan data inspect photos/ --json photos.json           also write all results, with names of bad files and copies
   paragan data inspect scans/ --range=0:4095                map these stored values to black and white
   paragan data inspect photos/ --resolution 128             report what training at 128 x 128 would use
+  paragan data inspect photos/ --resolution 256x128         at 256 wide, 128 high
 """
 
 CONVERT = f"""Order and labels are kept (a folder stores its images class by class).
 
 The name of TO decides the format:
   photos             a folder with one folder for each class (without labels: a folder of images)
-  photos.npz         images uint8 [N, R, R, C], labels, classes
+  photos.npz         images uint8 [N, H, W, C], labels, classes
   photos.zip         for StyleGAN and EDM: 00000/img00000000.png, dataset.json; also classes.json
-  photos.h5          for BigGAN: imgs uint8 [N, C, R, R], labels
+  photos.h5          for BigGAN: imgs uint8 [N, C, H, W], labels
   photos --to tars   tar shards; see `paragan data shard`
 
-Files are copied byte for byte, unless --resolution or --format change them; those with more than 8 bits also with
---range=MIN:MAX or full, which writes them as 8-bit PNG. An .npz or .h5 has images of one size:
-their own if they are squares of one size, else the resolution that training would use. Every image is decoded on the
-way. If one cannot be decoded, nothing is written; with --skip-bad it is left out and listed in TO.bad.txt. TO appears
+Files are copied byte for byte, unless --resolution, --channels or --format change them; those with more than 8 bits
+also with --range=MIN:MAX or full, which writes them as 8-bit PNG. An .npz or .h5 has images of one size: their own if
+they share one, else the resolution that training would use. Every image is decoded on the way.
+If one cannot be decoded, nothing is written; with --skip-bad it is left out and listed in TO.bad.txt. TO appears
 complete or not at all.
 
 FROM {ACCEPTED_PATHS}
@@ -77,6 +80,8 @@ CONVERT_EXAMPLES = """examples:
   paragan data convert photos/ photos64.zip --resolution 64             the largest centred square, Lanczos, PNG
   paragan data convert photos/ small/ --resolution 256 --format jpg --quality 90
   paragan data convert photos.zip photos.h5 --resolution 128 --skip-bad
+  paragan data convert photos/ wide.zip --resolution 256x128            the largest centred part of that shape
+  paragan data convert icons/ icons.npz --channels 4                    with transparency, uint8 [N, H, W, 4]
   paragan data convert digits digits/ --no-labels
 """
 
@@ -150,7 +155,7 @@ def _add_inspect_command(commands: Any) -> None:
         commands, "inspect", _inspect, "report the contents and problems of a data set", INSPECT, INSPECT_EXAMPLES
     )
     p.add_argument("path", metavar="PATH")
-    p.add_argument("--resolution", type=int, metavar="R", help="resolution of training (default: as in training)")
+    _add_decoding_options(p, "of training (default: as in training)")
     _add_range_option(p)
     p.add_argument("--sheet", metavar="FILE.png", help="also draw a few images of each class")
     p.add_argument("--json", metavar="FILE", help="also write all results, with names of images")
@@ -163,18 +168,23 @@ def _inspect(options: argparse.Namespace, rest: list[str], arguments: list[str])
     from paragan.data.tools.inspect_dataset import inspect_dataset
 
     check_no_extra_arguments(rest)
-    _check_resolution(options.resolution)
+    parse_size(options.resolution)
+    check_channels("--channels", options.channels)
     if options.sheet and Path(options.sheet).suffix.lower() != ".png":
         raise UsageError(f"--sheet={options.sheet}: the name must end in .png. Use one such as sheet.png.")
     malformed: MalformedDataset | None = None
     try:
-        source = _open_images(options.path, labels=options.labels and (options.label_key or True))
+        source = _open_images(options, labels=options.labels and (options.label_key or True))
     except MalformedDataset as error:
         malformed = error
         source = error.source
     with progress_bar("images inspected") as show_progress:
         report = inspect_dataset(
-            source, resolution=options.resolution, value_range=options.range, progress=show_progress
+            source,
+            resolution=options.resolution,
+            channels=options.channels,
+            value_range=options.range,
+            progress=show_progress,
         )
     _print_lines(report.to_lines())
     if options.json:
@@ -212,9 +222,7 @@ def _add_shard_command(commands: Any) -> None:
 
 
 def _add_output_options(p: argparse.ArgumentParser) -> None:
-    p.add_argument(
-        "--resolution", type=int, metavar="R", help="crop to the largest centred square, resize with Lanczos"
-    )
+    _add_decoding_options(p, "crop to the largest centred part of this shape, resize with Lanczos")
     _add_range_option(p)
     p.add_argument("--format", choices=["png", "jpg"], help="of files (default: unchanged; png if it is not a file)")
     p.add_argument("--quality", type=int, default=95, metavar="Q", help="of jpg, 1 to 100 (95)")
@@ -236,6 +244,7 @@ def _convert(options: argparse.Namespace, rest: list[str], arguments: list[str])
         raise UsageError(f"--shard-mb={options.shard_mb:g}: out of range. Use 0.001 to 1e6, such as 64.")
     convert_options = ConvertOptions(
         resolution=options.resolution,
+        channels=options.channels,
         encoding=options.format,
         quality=options.quality,
         labels=options.labels,
@@ -251,17 +260,19 @@ def _convert(options: argparse.Namespace, rest: list[str], arguments: list[str])
     require_absent(out)
     finalize = _reindex_folder if output_format.name == "tars" else None
     with exit_on_signal(), progress_bar("images written") as show_progress:
-        source = _open_images(options.path, labels=options.labels and (options.label_key or True))
+        source = _open_images(options, labels=options.labels and (options.label_key or True))
         result = convert(source, out, output_format, convert_options, progress=show_progress, finalize=finalize)
         _print_lines(_describe_result(result, out))
     return 0
 
 
 def _describe_result(result: ConvertResult, out: Path) -> list[str]:
+    from paragan.data.dataset import describe_channels
+
     summary = f"{result.count:,} images in {out}"
     if result.shape:
-        side, _, channels = result.shape
-        summary += f", each {side} x {side}, {'grey' if channels == 1 else 'RGB'}"
+        height, width, channels = result.shape
+        summary += f", each {ImageSize(width, height)}, {describe_channels(channels)}"
     lines = [summary, *result.notes]
     num_bad = len(result.bad_samples.reasons)
     if num_bad:
@@ -311,7 +322,7 @@ def _add_stats_command(commands: Any) -> None:
     p.add_argument("--out", required=True, metavar="FILE.npz", help="file to write")
     p.add_argument("--features", default="pixels", metavar="SPACE", help="pixels or inception (pixels)")
     p.add_argument("--inception", metavar="FILE", help="weights of the 2015-12-05 Inception")
-    p.add_argument("--resolution", type=int, metavar="R", help="of the images (default: as in training)")
+    _add_decoding_options(p, "of the images (default: as in training)")
     _add_range_option(p)
     p.add_argument("--count", type=int, metavar="N", help="use N images, evenly spaced (all)")
 
@@ -321,12 +332,18 @@ def _stats(options: argparse.Namespace, rest: list[str], arguments: list[str]) -
     from paragan.train.write_reference import compute_reference, save_reference
 
     check_no_extra_arguments(rest)
-    _check_resolution(options.resolution)
+    size = parse_size(options.resolution)
     out = Path(options.out)
     if out.suffix != ".npz":
         raise UsageError(f"--out={out}: the name must end in .npz. Use one such as stats.npz.")
     dataset = load_data(
-        options.path, resolution=options.resolution, labels=False, cache="stream", value_range=options.range
+        options.path,
+        resolution=size.resolution if size else None,
+        channels=options.channels,
+        labels=False,
+        cache="stream",
+        max_pixels=options.max_pixels,
+        value_range=options.range,
     )
     with progress_bar("images measured") as show_progress:
         stats = compute_reference(dataset, options.features, options.inception, options.count, show_progress)
@@ -345,22 +362,29 @@ def _stats(options: argparse.Namespace, rest: list[str], arguments: list[str]) -
 # shared -----------------------------------------------------------------------------------------------
 
 
-def _open_images(location: str, labels: LabelChoice = True) -> Source:
-    """Open the data set that a command names; it must hold images."""
+def _add_decoding_options(p: argparse.ArgumentParser, use: str) -> None:
+    p.add_argument(
+        "--resolution", metavar="R|WxH", help=f"one number for squares, or WIDTHxHEIGHT, such as 256x128: {use}"
+    )
+    p.add_argument(
+        "--channels", type=int, metavar="C", help="1 grey, 3 RGB, 4 RGB and alpha, or those of an .npz, .npy or .h5"
+    )
+    p.add_argument("--max-pixels", type=int, metavar="N", help="decode larger images than 89,478,485 pixels")
+
+
+def _open_images(options: argparse.Namespace, labels: LabelChoice = True) -> Source:
+    """Open the data set that a command names (options `path`, `channels`, `max_pixels`); it must hold images."""
+    from paragan.data.decode import allow_pixels
     from paragan.data.open_source import open_checked_source
 
+    allow_pixels(options.max_pixels)
     with name_label_options():
-        source = open_checked_source(location, labels=labels)
+        source = open_checked_source(options.path, labels=labels, channels=options.channels)
     if source.array is not None and source.array.dtype != "uint8":
         raise UsageError(
             f"data: {source.location} holds numbers {list(source.array.shape)}, and `paragan data` is for images"
         )
     return source
-
-
-def _check_resolution(resolution: int | None) -> None:
-    if resolution is not None and resolution < 1:
-        raise UsageError(f"--resolution={resolution}: not a size. Use 1 or more, such as 64.")
 
 
 def _print_lines(lines: list[str]) -> None:

@@ -89,7 +89,7 @@ def _add_sets_options(p: argparse.ArgumentParser) -> None:
     p.add_argument("--reals", metavar="A", help="score --fakes against these images, or this .npz of mu and sigma")
     p.add_argument("--fakes", metavar="B", help="images, or an .npz of mu and sigma, instead of a model")
     p.add_argument(
-        "--resolution", type=int, metavar="R", help="of both sets: the largest centred squares, resized with Lanczos"
+        "--resolution", metavar="R|WxH", help="of both sets: the largest centred parts, resized with Lanczos"
     )
     p.add_argument("--channels", type=int, choices=[1, 3], help="of both sets: 1 makes them grey, 3 RGB")
     p.add_argument("--json", metavar="FILE", help="also write the scores of two sets, with their protocols")

@@ -13,6 +13,7 @@ from paragan.cli.common import (
     check_writable,
     count_ranks,
     is_launched,
+    parse_size,
     progress_bar,
     run_in_world,
     without_ranks_option,
@@ -61,11 +62,12 @@ def eval_sets(options: argparse.Namespace, parser: argparse.ArgumentParser, argu
         from paragan.train.local_launcher import launch
 
         return launch(ranks, without_ranks_option(arguments))
+    size = parse_size(options.resolution)
     comparison_options = ComparisonOptions(
         metrics=tuple((DEFAULT_METRICS if options.metrics is None else options.metrics).split(",")),
         features=options.features or "",
         inception=options.inception or "",
-        resolution=options.resolution or 0,
+        resolution=size.resolution if size else 0,
         channels=options.channels or 0,
         count=options.count or 0,
         seed=options.seed or 0,
@@ -85,10 +87,9 @@ def _check_options(options: argparse.Namespace, parser: argparse.ArgumentParser)
     for name in RUN_ONLY:
         if getattr(options, name) != parser.get_default(name):
             raise UsageError(f"--{name}: is for the model of a run. Leave it out with --reals and --fakes")
-    for name in ("count", "resolution"):
-        value = getattr(options, name)
-        if value is not None and value < 1:
-            raise UsageError(f"--{name} {value}: must be positive. Use 1 or more")
+    if options.count is not None and options.count < 1:
+        raise UsageError(f"--count {options.count}: must be positive. Use 1 or more")
+    parse_size(options.resolution)
     check_writable("--json", options.json)
 
 

@@ -59,8 +59,17 @@ def _sample(options: argparse.Namespace, rest: list[str], arguments: list[str]) 
     samples = model.sampler.images(range(options.count), labels, options.seed, options.truncation)
     _save_samples(options, model, samples, labels)
     kind = "records" if model.spec.array_shape else "images"
-    sys.stdout.write(f"{options.count} {kind} in {options.out}\n")
+    sys.stdout.write(f"{options.count} {kind} in {options.out}\n{_describe_visible_channels(model, options.out)}")
     return 0
+
+
+def _describe_visible_channels(model: Model, out: str) -> str:
+    """Return a line if a picture shows a part of the channels of its images; else nothing."""
+    channels = model.spec.channels
+    if channels in (0, 1, 3) or Path(out).suffix.lower() in ("", ".npz"):
+        return ""
+    visible = "three" if channels > 3 else "one"
+    return f"it shows the first {visible} of {channels} channels; --out samples.npz has all\n"
 
 
 def _check_memory(option: str, count: int, spec: Spec, min_side: int, hint: str) -> None:
@@ -70,7 +79,7 @@ def _check_memory(option: str, count: int, spec: Spec, min_side: int, hint: str)
     """
     from paragan.data.decode import ram_bytes
 
-    scale = 1 if spec.array_shape else max(1, min_side // spec.resolution)
+    scale = 1 if spec.array_shape else max(1, min_side // spec.size.short_side)
     sample_bytes = math.prod(spec.shape) * scale**2 * (4 if spec.array_shape else 1)
     max_count = ram_bytes() // (4 * sample_bytes)
     if count > max_count:
@@ -109,7 +118,7 @@ def _save_video(options: argparse.Namespace) -> int:
     frames_per_stop = max(1, round(options.seconds * options.fps / options.stops))
     frames = walk(model, options.stops, frames_per_stop, options.seed, _split_labels(options), options.truncation)
     write_video(frames, Path(options.video), options.fps)
-    sys.stdout.write(f"{len(frames)} frames in {options.video}\n")
+    sys.stdout.write(f"{len(frames)} frames in {options.video}\n{_describe_visible_channels(model, options.video)}")
     return 0
 
 

@@ -25,8 +25,8 @@ def make_spec(options: DataOptions, dataset: Dataset) -> Spec:
     classes = len(dataset.classes) if options.labels else 0
     if dataset.is_array:
         return Spec(0, 0, classes, dataset.shape)
-    channels, resolution, _ = dataset.shape
-    return Spec(resolution, channels, classes)
+    channels, _, _ = dataset.shape
+    return Spec(dataset.size.resolution, channels, classes)
 
 
 def load_dataset(options: DataOptions) -> Dataset:
@@ -39,6 +39,7 @@ def load_dataset(options: DataOptions) -> Dataset:
         labels=has_labels and (options.label_key or True),
         cache=options.cache,
         max_bad_fraction=options.max_bad_fraction,
+        max_pixels=options.max_pixels or None,
         remote=options.remote,
         value_range=options.range,
     )

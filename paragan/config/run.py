@@ -182,6 +182,7 @@ def may_change_on_resume(name: str) -> bool:
         "device.pad_channels",
         "device.huge_pages",
         "data.max_bad_fraction",
+        "data.max_pixels",
         "data.remote",
         "data.prefetch",
         "evaluation",

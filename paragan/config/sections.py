@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 import torch
 from pydantic import BeforeValidator, Field
 
+from paragan.core.image_shape import MAX_CHANNELS, Resolution
 from paragan.core.schema import config_class
 from paragan.data.dataset import CacheMode
 from paragan.data.loader.prefetch import PrefetchOptions
@@ -84,8 +85,9 @@ class DataOptions:
     """What to train on.
 
     path       : `digits`, a file, a folder or an address (docs/data.md lists the formats); empty: --data is required
-    resolution : images are cropped to a square and resized to this (0: chosen from the data)
-    channels   : 1 grey, 3 RGB (0: chosen from the data)
+    resolution : images are cropped and resized to this: one number for squares, or WIDTHxHEIGHT, such as 256x128 (0: a
+                 square chosen from the data)
+    channels   : 1 grey, 3 RGB (0: one of these, chosen from the data), 4 RGB and alpha; or all of an .npz, .npy or .h5
     range      : the stored values that become black and white, for images with more than 8 bits: auto (found from the
                  data), full (all 16 bits), or MIN:MAX, which clips values outside and may stretch 8-bit images too
     labels     : whether G and D are conditioned on the class
@@ -94,13 +96,14 @@ class DataOptions:
     only_class : train on the images of this class only, by its number (null: all); G and D are then unconditional
     cache      : decode all images into memory, or stream them (auto: local data of at most 2 GiB are kept in memory)
     max_bad_fraction : how much of the data may be damaged or missing; other images of the same class replace it
+    max_pixels : of an image; larger files are refused, as they may be made to fill the memory (0: 89,478,485)
     remote     : how data at an address are read
     prefetch   : how streamed images are read ahead
     """
 
     path: str = ""
-    resolution: NonNegativeInt = 0
-    channels: Literal[0, 1, 3] = 0
+    resolution: Resolution = 0
+    channels: Annotated[int, Field(ge=0, le=MAX_CHANNELS)] = 0
     range: Annotated[str, BeforeValidator(str)] = AUTO
     labels: bool = True
     label_key: str = ""
@@ -108,6 +111,7 @@ class DataOptions:
     only_class: NonNegativeInt | None = None
     cache: CacheMode = "auto"
     max_bad_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.01
+    max_pixels: NonNegativeInt = 0
     remote: RemoteOptions = RemoteOptions()
     prefetch: PrefetchOptions = PrefetchOptions()
 

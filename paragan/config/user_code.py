@@ -109,7 +109,7 @@ def check_nets(nets: Any, spec: Spec) -> None:
     """Raise UsageError if networks cannot be built for such data."""
     if spec.array_shape and not is_user_defined(nets):
         raise UsageError(
-            f"--nets={nets.name}: makes square images, and the data are arrays {list(spec.array_shape)}. Use "
+            f"--nets={nets.name}: makes images, and the data are arrays {list(spec.array_shape)}. Use "
             "networks of your own, --nets=module:Class."
         )
     if check := getattr(nets, "check", None):

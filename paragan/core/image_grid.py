@@ -23,7 +23,7 @@ def make_grid(images: np.ndarray, columns: int | None = None, scale: int = 1) ->
     """Tile images row by row, with a grey gap between them.
 
     Args:
-        images: [N, H, W, C] uint8, C 1 or 3.
+        images: [N, H, W, C] uint8; of more than three channels the first three are shown (`visible_channels`).
         columns: images in a row; None makes the grid as square as possible.
         scale: each pixel becomes `scale` x `scale` pixels.
 
@@ -35,6 +35,7 @@ def make_grid(images: np.ndarray, columns: int | None = None, scale: int = 1) ->
         raise UsageError(f"columns={columns}: not possible. Use 1 or more.")
     if scale < 1:
         raise UsageError(f"scale={scale}: not possible. Use 1 or more.")
+    images = visible_channels(images)
     count, height, width, channels = images.shape
     columns = columns or math.ceil(math.sqrt(count))
     rows = math.ceil(count / columns)
@@ -48,17 +49,23 @@ def make_grid(images: np.ndarray, columns: int | None = None, scale: int = 1) ->
 
 
 def integer_upscale(images: np.ndarray) -> int:
-    """Return the factor that enlarges images [N, H, W, C] to about 64 pixels, so that details are visible."""
-    return max(1, 64 // images.shape[1])
+    """Return the factor that enlarges images [N, H, W, C] to a short side of about 64 pixels, to show details."""
+    return max(1, 64 // min(images.shape[1:3]))
+
+
+def visible_channels(images: np.ndarray) -> np.ndarray:
+    """Return the channels that a picture shows, [..., 1 or 3]: the first three, or the first one of two."""
+    return images[..., : 3 if images.shape[-1] >= 3 else 1]
 
 
 def save_images(images: np.ndarray, labels: np.ndarray | None, out: Path, classes: Sequence[str] = ()) -> None:
     """Write images in the format that the name of `out` implies.
 
-    `.png` is a grid (without labels). `.npz` holds `images` uint8 [N, H, W, C] and, if given, `labels` int64 [N] and
-    `classes` [K]. A name without extension is a folder: `out/<class>/000000.png`, or `out/000000.png` without labels.
-    Without class names, or where they cannot be folders, the class is its index, padded with zeros to one width. A file
-    appears complete or not at all and replaces an older one; a folder must be new or empty.
+    `.png` is a grid (without labels), which shows the first three of more channels. `.npz` holds `images` uint8
+    [N, H, W, C] and, if given, `labels` int64 [N] and `classes` [K]. A name without extension is a folder:
+    `out/<class>/000000.png`, or `out/000000.png` without labels; files of four channels are RGB and alpha. Without
+    class names, or where they cannot be folders, the class is its index, padded with zeros to one width. A file appears
+    complete or not at all and replaces an older one; a folder must be new or empty.
 
     Args:
         images: [N, H, W, C] uint8.
@@ -139,6 +146,8 @@ def _write_folder(images: np.ndarray, labels: np.ndarray | None, out: Path, clas
         raise UsageError(f"--out={out}: this is a file. Use {IMAGE_OUTPUTS_HINT}.")
     if out.is_dir() and any(out.iterdir()):
         raise UsageError(f"--out={out}: the folder is not empty. Name a new one.")
+    if images.shape[3] not in (1, 3, 4):
+        raise UsageError(f"--out={out}: files hold 1, 3 or 4 channels, not {images.shape[3]}. Use samples.npz.")
     paths = [out / name for name in _file_names(len(images), labels, classes)]
     for folder in sorted({path.parent for path in paths}):
         folder.mkdir(parents=True, exist_ok=True)
@@ -169,10 +178,9 @@ def _can_be_folders(classes: Sequence[str]) -> bool:
 
 
 def _check_images(images: np.ndarray, labels: np.ndarray | None) -> None:
-    if images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] not in (1, 3) or 0 in images.shape:
+    if images.dtype != np.uint8 or images.ndim != 4 or 0 in images.shape:
         raise UsageError(
-            f"images: {images.dtype} {list(images.shape)} is not possible. "
-            "Use uint8 [N, H, W, C] with N at least 1 and C 1 or 3."
+            f"images: {images.dtype} {list(images.shape)} is not possible. Use uint8 [N, H, W, C] with N at least 1."
         )
     if labels is not None and (labels.dtype.kind not in "iu" or labels.shape != images.shape[:1] or labels.min() < 0):
         raise UsageError(

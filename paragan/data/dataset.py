@@ -17,8 +17,17 @@ from typing import Literal
 import numpy as np
 
 from paragan.core.errors import RunError, UsageError
+from paragan.core.image_shape import PICTURE_CHANNELS, ImageSize, check_channels, check_resolution
 from paragan.data.bad_samples import MAX_BAD_FRACTION, BadSamples
-from paragan.data.decode import DecodeFailure, Header, measure_record, parallel_map, read_header
+from paragan.data.decode import (
+    DecodeFailure,
+    Header,
+    allow_pixels,
+    largest_part,
+    measure_record,
+    parallel_map,
+    read_header,
+)
 from paragan.data.formats.array import DeepArraySource, to_float32
 from paragan.data.formats.class_labels import check_labels, resolve_class_names
 from paragan.data.open_source import open_source
@@ -41,7 +50,7 @@ _MAX_LISTED_CLASSES = 20  # of more classes, `describe` lists the smallest and l
 class Dataset:
     """A labelled data set of images, or of numbers of any shape.
 
-    images      : [N, R, R, C] uint8, C 1 (grey) or 3 (RGB), in memory or read when they are indexed; or numbers
+    images      : [N, H, W, C] uint8, C 1 (grey), 3 (RGB) or other, in memory or read when they are indexed; or numbers
                   [N, ...] float32, which networks see unchanged
     labels      : [N] int64 in 0..K-1; None without classes
     classes     : [K] names; () without classes
@@ -72,11 +81,19 @@ class Dataset:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of one record as networks see it: (C, R, R), or that of the numbers."""
+        """Shape of one record as networks see it: (C, H, W), or that of the numbers."""
         if self.is_array:
             return self.images.shape[1:]
-        _, side, _, channels = self.images.shape
-        return channels, side, side
+        _, height, width, channels = self.images.shape
+        return channels, height, width
+
+    @property
+    def size(self) -> ImageSize:
+        """Width and height of the images, pixels; (0, 0) for numbers."""
+        if self.is_array:
+            return ImageSize(0, 0)
+        _, height, width = self.shape
+        return ImageSize(width, height)
 
     def describe(self) -> str:
         """Return a few lines for people: count, size, colour, classes, and what was done to the images."""
@@ -84,9 +101,9 @@ class Dataset:
         if self.is_array:
             summary = f"{count:,} records of {' x '.join(map(str, self.shape))} numbers, float32"
         else:
-            channels, side, _ = self.shape
+            channels, _, _ = self.shape
             unit = "image" if count == 1 else "images"
-            summary = f"{count:,} {unit}, {side} x {side}, {'grey' if channels == 1 else 'RGB'}"
+            summary = f"{count:,} {unit}, {self.size}, {describe_channels(channels)}"
         lines = [summary, describe_classes(self.labels, self.classes), *self.notes]
         return "\n".join(textwrap.fill(line, 100, subsequent_indent="  ", break_long_words=False) for line in lines)
 
@@ -117,21 +134,26 @@ class Dataset:
         return Dataset(pixels, None, (), fingerprint, notes, self.bad_samples, self.value_range)
 
 
-def from_arrays(x: np.ndarray, labels: np.ndarray | None = None, classes: tuple[str, ...] = ()) -> Dataset:
+def from_arrays(
+    x: np.ndarray, labels: np.ndarray | None = None, classes: tuple[str, ...] = (), channels: int | None = None
+) -> Dataset:
     """Make a data set of arrays.
 
     Args:
-        x: images [N, R, R, C] or [N, R, R] uint8, or numbers [N, ...] of a floating-point type.
+        x: images [N, H, W, C] or [N, H, W] uint8, or numbers [N, ...] of a floating-point type.
         labels: [N] integers in 0..K-1, or None.
         classes: [K] names; their numbers if there are none.
+        channels: C, if it is neither 1 (grey) nor 3 (RGB).
 
     Raises:
         UsageError: arrays of another type or shape.
     """
     if x.dtype == np.uint8:
         pixels = x[..., None] if x.ndim == 3 else x
-        if pixels.ndim != 4 or pixels.shape[1] != pixels.shape[2] or pixels.shape[3] not in (1, 3) or 0 in x.shape:
-            raise UsageError(f"data: uint8 {list(x.shape)} are not square images [N, R, R, C] with C 1 or 3")
+        if pixels.ndim != 4 or pixels.shape[3] not in (*PICTURE_CHANNELS, channels) or 0 in x.shape:
+            raise UsageError(
+                f"data: uint8 {list(x.shape)} are not images [N, H, W, C] with C 1 or 3. Use channels=C for another C"
+            )
     else:
         pixels = to_float32(x, "the array")
     if labels is not None:
@@ -141,6 +163,11 @@ def from_arrays(x: np.ndarray, labels: np.ndarray | None = None, classes: tuple[
         check_labels(labels, "the arrays", len(classes) or None)
         labels = labels.astype(np.int64)
     return Dataset(pixels, labels, resolve_class_names(labels, classes), compute_fingerprint(pixels, labels))
+
+
+def describe_channels(channels: int) -> str:
+    """Return a word for people: grey, RGB, or a number of channels."""
+    return {1: "grey", 3: "RGB"}.get(channels, f"{channels} channels")
 
 
 def describe_classes(labels: np.ndarray | None, classes: tuple[str, ...]) -> str:
@@ -171,30 +198,34 @@ def header_sample(source: Source) -> np.ndarray:
 def load_data(
     location: str,
     *,
-    resolution: int | None,
+    resolution: int | str | None,
     channels: int | None = None,
     labels: LabelChoice = True,
     cache: CacheMode = "auto",
     max_bad_fraction: float = MAX_BAD_FRACTION,
+    max_pixels: int | None = None,
     remote: RemoteOptions | None = None,
     value_range: str = AUTO,
 ) -> Dataset:
     """Open and check a data set, and decode it, or prepare to decode images when they are needed.
 
-    Every image is cropped to the largest square in its centre and resized to R x R with LANCZOS; an image of that size
-    is unchanged, bit for bit. Transparency is composited on white. An image that cannot be decoded is replaced by
+    Every image is cropped to the largest part in its centre that has the shape of the resolution, such as a square, and
+    resized to it with LANCZOS; an image of that size is unchanged, bit for bit. Transparency is composited on white,
+    unless there are four channels. An image that cannot be decoded is replaced by
     another of its class (`BadSamples`).
 
     Args:
         location: `digits`, a file, a folder, or an address; see `open_source`.
-        resolution: R. None takes the size of the images if all share one that networks accept (square, a power of two
-            from 8 on), else the power of two at or above the median of the short sides, at least 8 and at most 64. Of
-            more than HEADER_SAMPLE images an even sample decides.
-        channels: C. None takes 1 if every image is grey, else 3.
+        resolution: R for squares of R x R, or "WIDTHxHEIGHT". None takes the size of the images if all share one that
+            every network accepts (square, a power of two from 8 on), else the power of two at or above the median of
+            the short sides, at least 8 and at most 64. Of more than HEADER_SAMPLE images an even sample decides.
+        channels: C. None takes 1 if every image is grey, else 3. Another number is that of the arrays of an .npz, .npy
+            or .h5, or 4 for RGB and alpha of files.
         labels: False drops labels and classes; a str is the key or column that holds them.
         cache: `memory` decodes all images now, `stream` each when it is needed; `auto` is memory for local images of
             at most MAX_AUTO_CACHE_BYTES.
         max_bad_fraction: of all images may be bad.
+        max_pixels: of an image; None is Pillow's limit of 89,478,485, or one that this process was given before.
         remote: options for remote storage.
         value_range: `data.range`, see `paragan.data.value_range`: the values of images with more than 8 bits that
             become 0 and 255.
@@ -203,14 +234,13 @@ def load_data(
         UsageError: the path, format or range is wrong, the range is not certain, too many images are damaged, there is
             none, labels do not fit, or the pixels take more than half of the machine's memory.
     """
-    if resolution is not None and resolution < 1:
-        raise UsageError(f"resolution={resolution}: not a size. Use a power of two from 8 on, such as 32.")
-    if channels not in (None, 1, 3):
-        raise UsageError(f"channels={channels}: not possible. Use 1 (grey) or 3 (RGB).")
+    size = None if resolution is None else check_resolution("resolution", resolution)
+    check_channels("channels", channels)
+    allow_pixels(max_pixels)
     range_option = parse_range(value_range)
     try:
-        source = open_source(location, remote, labels=labels)
-        return _build_dataset(source, resolution, channels, labels, cache, max_bad_fraction, range_option)
+        source = open_source(location, remote, labels=labels, channels=channels)
+        return _build_dataset(source, size, channels, labels, cache, max_bad_fraction, range_option)
     except RunError as error:
         raise UsageError(str(error)) from error
     except DecodeError as error:  # of the data set itself: a bad image would be replaced
@@ -224,7 +254,7 @@ def load_data(
 
 def _build_dataset(
     source: Source,
-    resolution: int | None,
+    size: ImageSize | None,
     channels: int | None,
     labels: LabelChoice,
     cache: CacheMode,
@@ -233,7 +263,7 @@ def _build_dataset(
 ) -> Dataset:
     numbers, classes = (source.labels, source.classes) if labels else (None, ())
     if source.array is not None and source.array.dtype == np.float32:
-        if resolution or channels or cache == "stream" or range_option == FULL or isinstance(range_option, ValueRange):
+        if size or channels or cache == "stream" or range_option == FULL or isinstance(range_option, ValueRange):
             raise UsageError(
                 f"data: {source.location} holds numbers, not images. Leave data.resolution, data.channels, data.range "
                 "and data.cache=stream out"
@@ -241,17 +271,21 @@ def _build_dataset(
         return Dataset(source.array, numbers, classes, compute_fingerprint(source.array, numbers), source.notes)
     bad_samples = BadSamples(numbers, len(source), source.sample_name, max_bad_fraction)
     scan = scan_headers(source, bad_samples)
-    side = resolution or choose_resolution(scan.sizes)
+    is_automatic = size is None
+    if size is None:
+        side = choose_resolution(scan.sizes)
+        size = ImageSize(side, side)
     depth = channels or (1 if scan.is_grey else 3)
+    check_channels_available(source, scan, depth)
     value_range = scan.values.resolve(range_option)
     notes = (
-        *_describe_sizes(scan, side, resolution is None),
-        *_describe_color(scan.is_grey, depth),
+        *_describe_sizes(scan, size, is_automatic),
+        *_describe_color(scan, depth),
         *scan.values.describe(value_range),
         *scan.notes,
         *source.notes,
     )
-    streaming = StreamingImages(source, bad_samples, side, depth, value_range)
+    streaming = StreamingImages(source, bad_samples, size, depth, value_range)
     if cache == "stream" or (cache == "auto" and (not source.is_local or streaming.nbytes > MAX_AUTO_CACHE_BYTES)):
         fingerprint = _streaming_fingerprint(streaming, numbers)
         notes = (*notes, "decoded when needed")
@@ -272,7 +306,7 @@ def choose_resolution(sizes: np.ndarray) -> int:
 
 
 def compute_fingerprint(images: np.ndarray, labels: np.ndarray | None) -> str:
-    """Return 16 hex digits of the sha256 over shape, pixels [N, R, R, C] (or numbers) and labels [N]."""
+    """Return 16 hex digits of the sha256 over shape, pixels [N, H, W, C] (or numbers) and labels [N]."""
     return _fingerprint(images.shape, [np.ascontiguousarray(images).reshape(-1).data], labels)
 
 
@@ -297,16 +331,22 @@ def _fingerprint(shape: tuple[int, ...], parts: Iterable[bytes | memoryview], la
 class HeaderScan:
     """What the headers of the images say.
 
-    sizes   : [n, 2] width and height of the images whose header can be read
-    is_grey : whether all are grey
-    values  : of those images that were decoded to see the range of their values
-    notes   : lines for `describe`
+    sizes         : [n, 2] width and height of the images whose header can be read
+    is_grey       : whether all are grey
+    values        : of those images that were decoded to see the range of their values
+    notes         : lines for `describe`
+    bands         : numbers of channels of pixels that are no file; empty for files
+    num_alpha     : of the files, how many may have transparency
+    is_sample     : whether these are the headers of a part of the images
     """
 
     sizes: np.ndarray
     is_grey: bool
     values: ValueScan
     notes: tuple[str, ...] = ()
+    bands: frozenset[int] = frozenset()
+    num_alpha: int = 0
+    is_sample: bool = False
 
 
 def scan_headers(source: Source, bad_samples: BadSamples) -> HeaderScan:
@@ -323,9 +363,10 @@ def scan_headers(source: Source, bad_samples: BadSamples) -> HeaderScan:
     positions = _value_sample(len(sample))
     if source.array is not None:
         count, height, width, channels = source.array.shape
+        sizes = np.broadcast_to(np.array([width, height]), (count, 2))
         results = parallel_map(len(positions), lambda index: measure_record(source.read(int(sample[positions[index]]))))
         values = ValueScan(plain=tuple(image for image in results if isinstance(image, ImageValues)))
-        return HeaderScan(np.broadcast_to(np.array([width, height]), (count, 2)), channels == 1, values)
+        return HeaderScan(sizes, channels == 1, values, bands=frozenset([channels]))
     results = _scan_records(source, sample, set(positions.tolist()))
     scanned = [result for result in results if not isinstance(result, DecodeFailure)]
     if not scanned:
@@ -340,11 +381,15 @@ def scan_headers(source: Source, bad_samples: BadSamples) -> HeaderScan:
         plain=tuple(image for image in measured if image.is_plain),
     )
     is_sample = len(sample) < len(source)
-    sizes = np.array([(header.width, header.height) for header in headers])
-    notes = _describe_headers(headers, f" of {len(sample):,} sampled images" if is_sample else "")
-    if is_sample:
-        notes.append(f"sizes and colour are those of {len(sample):,} images, evenly spaced")
-    return HeaderScan(sizes, all(header.is_grey for header in headers), values, tuple(notes))
+    return HeaderScan(
+        sizes=np.array([(header.width, header.height) for header in headers]),
+        is_grey=all(header.is_grey for header in headers),
+        values=values,
+        notes=tuple(_describe_headers(headers, f" of {len(sample):,} sampled images" if is_sample else "")),
+        bands=frozenset(header.bands for header in headers if header.bands),
+        num_alpha=sum(header.has_alpha for header in headers),
+        is_sample=is_sample,
+    )
 
 
 def scan_values(source: Source) -> ValueScan:
@@ -387,11 +432,28 @@ def _value_sample(count: int) -> np.ndarray:
 def _describe_headers(headers: Sequence[Header], of_sample: str) -> list[str]:
     """Return lines about what is done to some of the images."""
     effects = {
-        "may have transparency, which is composited on white": [header.has_alpha for header in headers],
         "are CMYK, converted to RGB without their colour profile": [header.is_cmyk for header in headers],
         "are animations or have several pages, of which the first is used": [header.has_frames for header in headers],
     }
     return [f"{sum(found):,}{of_sample} {effect}" for effect, found in effects.items() if any(found)]
+
+
+def check_channels_available(source: Source, scan: HeaderScan, channels: int) -> None:
+    """Raise UsageError if the images do not have so many channels. Grey and RGB are converted to each other."""
+    if channels in PICTURE_CHANNELS and scan.bands <= {*PICTURE_CHANNELS}:
+        return
+    if scan.bands:
+        if scan.bands != {channels}:
+            found = " and ".join(map(str, sorted(scan.bands)))
+            remedy = "1 or 3" if scan.bands <= {*PICTURE_CHANNELS} else str(max(scan.bands))
+            raise UsageError(f"data.channels={channels}: {source.location} has {found} channels. Use {remedy}")
+    elif channels != 4:
+        raise UsageError(
+            f"data.channels={channels}: image files have 1 (grey), 3 (RGB) or 4 (RGB and alpha) channels. Use one of "
+            "these, or store all channels in an .npz or .h5"
+        )
+    elif not scan.num_alpha:
+        raise UsageError(f"data.channels=4: no image of {source.location} has transparency, the fourth channel. Use 3")
 
 
 # Notes for `describe` ---------------------------------------------------------------------------------------
@@ -404,31 +466,46 @@ def _describe_bad(bad_samples: BadSamples) -> list[str]:
     return [f"{count:,} cannot be decoded and are replaced by others of their class: {bad_samples.to_lines()[0]}, ..."]
 
 
-def _describe_sizes(scan: HeaderScan, resolution: int, is_automatic: bool) -> list[str]:
+def _describe_sizes(scan: HeaderScan, size: ImageSize, is_automatic: bool) -> list[str]:
     short_sides = scan.sizes.min(axis=1)
     unique = np.unique(scan.sizes, axis=0)  # [k, 2]
     unique = unique[np.argsort(unique.prod(axis=1), kind="stable")]
-    width, height = unique[0]
-    line = f"found {width} x {height}"
+    first = ImageSize(*unique[0].tolist())
+    line = f"found {first.width} x {first.height}"
     if len(unique) > 1:
         max_width, max_height = unique[-1]
-        line = f"found {len(unique):,} sizes, {width} x {height} to {max_width} x {max_height}"
+        line = f"found {len(unique):,} sizes, {first.width} x {first.height} to {max_width} x {max_height}"
         line += f", median short side {np.median(short_sides):g}"
+    parts = [largest_part(ImageSize(*found), size) for found in unique.tolist()]
     changes: list[str] = []
-    if (unique[:, 0] != unique[:, 1]).any():
+    if any(part != (width, height) for part, (width, height) in zip(parts, unique.tolist())):
         changes.append("centre-cropped")
-    if (short_sides != resolution).any():
-        changes.append(f"resized to {resolution} x {resolution} (LANCZOS)")
+    if any(part != size for part in parts):
+        changes.append(f"resized to {size} (LANCZOS)")
     lines = [f"{line}; {' and '.join(changes) or 'unchanged'}"]
     if is_automatic and changes:
-        lines.append(
-            f"resolution {resolution} is the default: the power of two at or above the median short side, "
+        note = (
+            f"resolution {size.resolution} is the default: the power of two at or above the median short side, "
             f"at least 8, at most 64; --data.resolution changes it"
         )
+        if len(unique) == 1 and not first.is_square:
+            note += f", such as --data.resolution={first.resolution} (WIDTHxHEIGHT)"
+        lines.append(note)
     return lines
 
 
-def _describe_color(is_grey: bool, channels: int) -> list[str]:
-    if is_grey == (channels == 1):
-        return []
-    return ["grey repeated to RGB"] if is_grey else ["colour reduced to grey"]
+def _describe_color(scan: HeaderScan, channels: int) -> list[str]:
+    count = len(scan.sizes)
+    lines: list[str] = []
+    if channels in PICTURE_CHANNELS and scan.is_grey != (channels == 1):
+        lines.append("grey repeated to RGB" if scan.is_grey else "colour reduced to grey")
+    of_sample = f" of {count:,} sampled images" if scan.is_sample else ""
+    if scan.num_alpha and channels in PICTURE_CHANNELS:
+        lines.append(f"{scan.num_alpha:,}{of_sample} may have transparency, which is composited on white")
+    elif scan.num_alpha:
+        lines.append("channels are red, green, blue and alpha")
+        if scan.num_alpha < count:
+            lines.append(f"{count - scan.num_alpha:,}{of_sample} have no transparency: their alpha is 255")
+    if scan.is_sample:
+        lines.append(f"sizes and colour are those of {count:,} images, evenly spaced")
+    return lines

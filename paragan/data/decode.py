@@ -1,8 +1,10 @@
-"""Decode image files into squares of uint8, on all cores.
+"""Decode image files into arrays of uint8 of one size, on all cores.
 
 Conventions for all formats: EXIF orientation is applied, transparency is composited on white, CMYK becomes RGB without
 its colour profile, an animation is its first frame and a TIFF its first page. Values of more than 8 bits are mapped by
-a range (`value_range`). `center_crop_resize` takes the largest square in the centre and resizes it with LANCZOS.
+a range (`value_range`). `center_crop_resize` takes the largest part in the centre that has the shape of the result,
+such as a square, and resizes it with LANCZOS. Images of other than 1 or 3 channels are resized channel by channel; four
+channels of a file are RGB and alpha, which is not composited then.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import io
 import math
 import os
+import re
 import struct
 import warnings
 import zlib
@@ -24,6 +27,7 @@ import simplejpeg
 from PIL import Image, UnidentifiedImageError
 
 from paragan.core.errors import UsageError
+from paragan.core.image_shape import PICTURE_CHANNELS, ImageSize
 from paragan.data.deep_image import is_grey_alpha, read_values, value_dtype
 from paragan.data.source import IMAGE_FORMATS, DecodeError, Record
 from paragan.data.value_range import ImageValues, ValueRange, measure_values, to_8_bits
@@ -52,6 +56,8 @@ _TRANSPOSES = {
     8: Image.Transpose.ROTATE_90,
 }
 
+DEFAULT_MAX_PIXELS = Image.MAX_IMAGE_PIXELS or 89_478_485
+
 # Pillow warns of images that `open_image` rejects anyway, and of odd EXIF, which is ignored.
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 warnings.filterwarnings("ignore", module=r"PIL\.")
@@ -77,6 +83,7 @@ class Header:
     dtype         : of its values; uint8 for plain images
     is_cmyk       : its colours are inks
     has_frames    : it has further frames or pages
+    bands         : channels of pixels that are no file; 0 for a file
     """
 
     width: int
@@ -86,6 +93,7 @@ class Header:
     dtype: np.dtype
     is_cmyk: bool = False
     has_frames: bool = False
+    bands: int = 0
 
 
 @dataclass(frozen=True)
@@ -100,8 +108,8 @@ def read_header(record: Record) -> Header:
     """Read the header of a record. Raises `DecodeError`."""
     if isinstance(record, np.ndarray):
         height, width = int(record.shape[0]), int(record.shape[1])
-        is_grey = record.ndim == 2 or record.shape[2] == 1
-        return Header(width, height, is_grey=is_grey, has_alpha=False, dtype=record.dtype)
+        bands = 1 if record.ndim == 2 else int(record.shape[2])
+        return Header(width, height, is_grey=bands == 1, has_alpha=False, dtype=record.dtype, bands=bands)
     with open_image(record) as image:
         width, height = image.size
         return Header(
@@ -143,13 +151,46 @@ def decode_image(record: Record, value_range: ValueRange | None = None) -> Image
         return opaque if transpose is None else opaque.transpose(transpose)
 
 
+def decode_channels(record: Record, channels: int, value_range: ValueRange | None = None) -> np.ndarray:
+    """Decode a record to all of its channels: [H, W, C] uint8, at its own size.
+
+    Args:
+        record: pixels of this number of channels, or a file, whose four channels are RGB and alpha (255: opaque).
+        channels: C, other than 1 and 3.
+        value_range: the values that become 0 and 255; None if 8-bit images are expected.
+
+    Raises:
+        DecodeError: it cannot be decoded, has another number of channels, or has more than 8 bits and no range.
+    """
+    changes_8_bit = value_range is not None and value_range.changes_8_bit
+    if isinstance(record, np.ndarray):
+        if record.ndim != 3 or record.shape[2] != channels:
+            raise DecodeError(f"is {list(record.shape)}, which is not of {channels} channels")
+        return record if _is_plain(record) and not changes_8_bit else to_8_bits(record, value_range)
+    if channels != 4:
+        raise DecodeError(f"a file has 1, 3 or 4 channels, not {channels}")
+    with open_image(record) as image:
+        transpose = _TRANSPOSES.get(exif_orientation(image))
+        if value_dtype(image) == np.uint8:
+            image.load()
+            rgba = np.array((image if _has_alpha(image) else _to_opaque(image)).convert("RGBA"))
+            if value_range is not None and changes_8_bit:
+                rgba[..., :3] = value_range.to_uint8(rgba[..., :3])
+        else:
+            values = read_values(image, record)
+            has_alpha = values.ndim == 3 and values.shape[2] != 3
+            rgba = np.array(Image.fromarray(to_8_bits(values, value_range, has_alpha)).convert("RGBA"))
+        return rgba if transpose is None else np.asarray(Image.fromarray(rgba).transpose(transpose))
+
+
 def decode_into(record: Record, out: np.ndarray, value_range: ValueRange | None = None) -> None:
-    """Decode a record, crop and resize it into `out` [R, R, C] uint8.
+    """Decode a record, crop and resize it into `out` [H, W, C] uint8.
 
     The same as `decode_image` (which has the arguments and errors) and `center_crop_resize`, without a copy where
     possible.
     """
-    resolution, _, channels = out.shape
+    height, width, channels = out.shape
+    size = ImageSize(width, height)
     if value_range is not None and value_range.changes_8_bit:
         pass
     elif isinstance(record, np.ndarray):
@@ -158,7 +199,10 @@ def decode_into(record: Record, out: np.ndarray, value_range: ValueRange | None 
             return
     elif channels == 3 and record.startswith(_JPEG_MAGIC) and _decode_jpeg_into(record, out):
         return
-    out[:] = center_crop_resize(decode_image(record, value_range), resolution, channels)
+    if channels in PICTURE_CHANNELS:
+        out[:] = center_crop_resize(decode_image(record, value_range), size, channels)
+        return
+    out[:] = resize_channels(decode_channels(record, channels, value_range), size)
 
 
 def measure_record(record: Record) -> ImageValues:
@@ -178,7 +222,7 @@ def _is_plain(record: np.ndarray) -> bool:
 
 
 def _decode_jpeg_into(data: bytes, out: np.ndarray) -> bool:
-    """Decode a JPEG directly into `out` [R, R, 3]; return False if it has another size or is unusual."""
+    """Decode a JPEG directly into `out` [H, W, 3]; return False if it has another size or is unusual."""
     if _may_have_orientation(data) or _may_be_cmyk(data):
         return False
     try:
@@ -215,20 +259,35 @@ def _decode_jpeg(data: bytes) -> Image.Image | None:
     return image if transpose is None else image.transpose(transpose)
 
 
-def center_crop_resize(image: Image.Image, resolution: int, channels: int) -> np.ndarray:
-    """Return the largest centred square of an image, resized with LANCZOS: [R, R, C] uint8.
+def center_crop_resize(image: Image.Image, size: ImageSize, channels: int) -> np.ndarray:
+    """Return the largest centred part of an image with the shape of `size`, resized with LANCZOS: [H, W, C] uint8.
 
     An image that has this size already is unchanged, bit for bit. Grey becomes RGB by repetition; RGB becomes grey by
     Pillow's "L" (ITU-R 601 luma).
     """
     image = image.convert("L" if channels == 1 else "RGB")
-    side = min(image.size)
-    if image.width != image.height:
-        left, top = (image.width - side) // 2, (image.height - side) // 2
-        image = image.crop((left, top, left + side, top + side))
-    if side != resolution:
-        image = image.resize((resolution, resolution), Image.Resampling.LANCZOS)
-    return np.asarray(image).reshape(resolution, resolution, channels)
+    part = largest_part(ImageSize(*image.size), size)
+    if part != image.size:
+        left, top = (image.width - part.width) // 2, (image.height - part.height) // 2
+        image = image.crop((left, top, left + part.width, top + part.height))
+    if part != size:
+        image = image.resize(size, Image.Resampling.LANCZOS)
+    return np.asarray(image).reshape(size.height, size.width, channels)
+
+
+def resize_channels(pixels: np.ndarray, size: ImageSize) -> np.ndarray:
+    """Return `center_crop_resize` of every channel of pixels [H, W, C]: [size.height, size.width, C] uint8."""
+    channels = [Image.fromarray(np.ascontiguousarray(channel)) for channel in np.moveaxis(pixels, 2, 0)]
+    return np.concatenate([center_crop_resize(channel, size, 1) for channel in channels], 2)
+
+
+def largest_part(image: ImageSize, shape: ImageSize) -> ImageSize:
+    """Return the size of the largest part of an image that has the proportions of `shape`, to the nearest pixel."""
+    if image.width * shape.height > image.height * shape.width:
+        width = (2 * image.height * shape.width + shape.height) // (2 * shape.height)
+        return ImageSize(min(max(1, width), image.width), image.height)
+    height = (2 * image.width * shape.height + shape.width) // (2 * shape.width)
+    return ImageSize(image.width, min(max(1, height), image.height))
 
 
 def parallel_map(count: int, work: Callable[[int], T], io_threads: int = 0) -> list[T | DecodeFailure]:
@@ -276,13 +335,16 @@ def check_fits_memory(nbytes: int, what: str, remedy: str) -> None:
         )
 
 
-def check_images_fit_memory(count: int, resolution: int, channels: int) -> None:
-    """Raise UsageError if images [count, R, R, C] uint8 take more than half of the memory of this machine."""
+def check_images_fit_memory(count: int, size: ImageSize, channels: int) -> None:
+    """Raise UsageError if images [count, H, W, C] uint8 take more than half of the memory of this machine."""
     limit = ram_bytes() // 2
-    fitting = [side for side in (8, 16, 32, 64, 128, 256, 512, 1024) if count * side * side * channels <= limit]
-    remedy = f"use resolution {fitting[-1]} or less" if fitting else "use fewer images"
-    what = f"{count:,} images of {resolution} x {resolution} x {channels}"
-    check_fits_memory(count * resolution * resolution * channels, what, remedy)
+    sizes = [size.fit_within(side) for side in (8, 16, 32, 64, 128, 256, 512, 1024)]
+    if size.is_square:
+        sizes = [ImageSize(side, side) for side in (8, 16, 32, 64, 128, 256, 512, 1024)]
+    fitting = [smaller for smaller in sizes if count * smaller.pixels * channels <= limit]
+    remedy = f"use resolution {fitting[-1].resolution} or less" if fitting else "use fewer images"
+    what = f"{count:,} images of {size.width} x {size.height} x {channels}"
+    check_fits_memory(count * size.pixels * channels, what, remedy)
 
 
 def ram_bytes() -> int:
@@ -296,15 +358,46 @@ def open_image(data: bytes) -> Iterator[Image.Image]:
     try:
         with Image.open(io.BytesIO(data), formats=sorted(set(IMAGE_FORMATS.values()))) as image:
             if image.width * image.height > (Image.MAX_IMAGE_PIXELS or math.inf):
-                raise Image.DecompressionBombError
+                raise Image.DecompressionBombError(f"({image.width * image.height} pixels)")
             yield image
-    except (Image.DecompressionBombError, Image.DecompressionBombWarning):
-        raise DecodeError(f"more than {Image.MAX_IMAGE_PIXELS or 0:,} pixels, too many to decode safely") from None
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        raise DecodeError(_too_large_message(str(error))) from None
     except UnidentifiedImageError:
         raise DecodeError("not a PNG, JPEG, WebP, BMP, TIFF or GIF image") from None
     except _CORRUPTION_ERRORS as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise DecodeError(" ".join(reason.split()) or type(error).__name__) from None
+
+
+def _too_large_message(pillow_message: str) -> str:
+    """Return why an image is too large, and what reads it nevertheless."""
+    limit = Image.MAX_IMAGE_PIXELS or 0
+    match = re.search(r"\((\d+) pixels\)", pillow_message)
+    count = int(match[1]) if match else 2 * limit
+    return (
+        f"more than {limit:,} pixels, too many to decode unasked. If it is to be trusted, "
+        f"--data.max_pixels={count} decodes it (`paragan data`: --max-pixels {count})"
+    )
+
+
+def allow_pixels(max_pixels: int | None) -> None:
+    """Let this process decode images of so many pixels; None, or fewer than before, changes nothing.
+
+    The limit is Pillow's own, against small files that decode to large images. It is of the process, so that no data
+    set that is being read loses images because another one is opened.
+    """
+    if max_pixels is not None and Image.MAX_IMAGE_PIXELS is not None:
+        set_pixels_limit(max(max_pixels, Image.MAX_IMAGE_PIXELS))
+
+
+def pixels_limit() -> int | None:
+    """Return how many pixels an image may have in this process; None: any number."""
+    return Image.MAX_IMAGE_PIXELS
+
+
+def set_pixels_limit(max_pixels: int | None) -> None:
+    """Set how many pixels an image may have in this process; None: any number."""
+    Image.MAX_IMAGE_PIXELS = max_pixels
 
 
 @contextmanager

@@ -38,13 +38,16 @@ SOURCE_FORMATS_HINT = (
 MAX_OUTER_FOLDERS = 4  # around the folder that holds the data
 
 
-def open_source(location: str, remote: RemoteOptions | None = None, *, labels: LabelChoice = True) -> Source:
+def open_source(
+    location: str, remote: RemoteOptions | None = None, *, labels: LabelChoice = True, channels: int | None = None
+) -> Source:
     """Open a data set.
 
     Args:
         location: the word `digits`, a path, an address, or a pattern of tar shards.
         remote: options for remote storage.
         labels: False does not read labels; a str is the key or column that holds them.
+        channels: of arrays, if these are neither grey nor RGB.
 
     Raises:
         UsageError: it does not exist, or is not a data set of a supported format.
@@ -61,13 +64,13 @@ def open_source(location: str, remote: RemoteOptions | None = None, *, labels: L
     if not exists:
         raise UsageError(_missing_message(Path(location)))
     fs, name = open_location(location, remote)
-    return _open_file(fs, name, remote, labels) if name else _open_folder(fs, location, remote, labels)
+    return _open_file(fs, name, remote, labels, channels) if name else _open_folder(fs, location, remote, labels)
 
 
-def open_checked_source(location: str, *, labels: LabelChoice = True) -> Source:
+def open_checked_source(location: str, *, labels: LabelChoice = True, channels: int | None = None) -> Source:
     """Open a data set as `open_source` does; whatever keeps it from being read is a UsageError."""
     try:
-        return open_source(location, labels=labels)
+        return open_source(location, labels=labels, channels=channels)
     except DecodeError as error:
         raise UsageError(f"data: {printable(redact_url(location))}: {error}: check the path or address") from None
     except RunError as error:
@@ -153,18 +156,20 @@ def _open_folder(
     return open_image_folder(fs, listing, labels=labels, outer=outer)
 
 
-def _open_file(fs: FileSystem, name: str, remote: RemoteOptions | None, labels: LabelChoice) -> Source:
+def _open_file(
+    fs: FileSystem, name: str, remote: RemoteOptions | None, labels: LabelChoice, channels: int | None
+) -> Source:
     suffix = Path(name).suffix.lower()
     path = fs.display_path(name)
     if suffix == ".npz":
-        return read_npz(fs, name, labels=labels)
+        return read_npz(fs, name, labels=labels, channels=channels)
     if suffix == ".npy":
         _without_key(labels, path)
-        return read_npy(fs, name)
+        return read_npy(fs, name, channels=channels)
     if suffix == ".zip":
         return open_zip(fs, name, labels=labels)
     if suffix in (".h5", ".hdf5"):
-        return open_hdf5(fs, name, labels=labels)
+        return open_hdf5(fs, name, labels=labels, channels=channels)
     if suffix == ".tar":
         return open_tar_shards(fs, name, remote, labels=_without_key(labels, path))
     if suffix in IMAGE_FORMATS:

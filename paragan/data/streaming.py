@@ -13,6 +13,7 @@ from typing import Any, overload
 import numpy as np
 
 from paragan.core.errors import RunError, UsageError
+from paragan.core.image_shape import ImageSize
 from paragan.data.bad_samples import BadSamples
 from paragan.data.decode import DecodeFailure, check_images_fit_memory, decode_into, measure_record, parallel_map
 from paragan.data.source import DecodeError, Record, Source
@@ -21,13 +22,13 @@ from paragan.data.value_range import ImageValues, ValueRange, outside_range_mess
 
 
 class StreamingImages:
-    """Images [N, R, R, C] uint8, indexed like an array; indexing reads and decodes them.
+    """Images [N, H, W, C] uint8, indexed like an array; indexing reads and decodes them.
 
     Args:
         source: the records.
         bad_samples: collects the images that cannot be decoded, and chooses replacements.
-        resolution: R, to which images are cropped and resized.
-        channels: C, 1 (grey) or 3 (RGB).
+        size: width and height, to which images are cropped and resized.
+        channels: C, 1 (grey), 3 (RGB), or all channels of the records.
         value_range: the values that become 0 and 255; None for 8-bit images.
     """
 
@@ -37,13 +38,13 @@ class StreamingImages:
         self,
         source: Source,
         bad_samples: BadSamples,
-        resolution: int,
+        size: ImageSize,
         channels: int,
         value_range: ValueRange | None = None,
     ):
         self.source = source
         self.bad_samples = bad_samples
-        self.resolution = resolution
+        self.size = size
         self.channels = channels
         self.value_range = value_range
         self.rows: np.ndarray | None = None  # [N] indices in the source; None for all
@@ -59,16 +60,16 @@ class StreamingImages:
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
-        """(N, R, R, C)."""
-        return len(self), self.resolution, self.resolution, self.channels
+        """(N, H, W, C)."""
+        return len(self), self.size.height, self.size.width, self.channels
 
     @property
     def nbytes(self) -> int:
         """The memory that all of them would take."""
-        return len(self) * self.resolution * self.resolution * self.channels
+        return len(self) * self.size.pixels * self.channels
 
     def __getitem__(self, index: Any) -> np.ndarray:
-        """Read images: [n, R, R, C] for an array of indices, a mask or a slice; [R, R, C] for a number."""
+        """Read images: [n, H, W, C] for an array of indices, a mask or a slice; [H, W, C] for a number."""
         selected = np.arange(len(self))[index]
         out = np.empty((np.size(selected), *self.shape[1:]), np.uint8)
         flat = np.atleast_1d(selected)
@@ -86,7 +87,7 @@ class StreamingImages:
         return self.source.read(self.source_index(index))
 
     def read_into(self, index: int, out: np.ndarray) -> None:
-        """Read image `index`, or its replacement if it is bad, into `out` [R, R, C]."""
+        """Read image `index`, or its replacement if it is bad, into `out` [H, W, C]."""
         try:
             self.decode(self.read_record(index), out)
         except DecodeError as error:
@@ -97,7 +98,7 @@ class StreamingImages:
         decode_into(record, out, self.value_range)
 
     def substitute(self, index: int, reason: str, out: np.ndarray) -> None:
-        """Report image `index` as bad and read another image of its class into `out` [R, R, C].
+        """Report image `index` as bad and read another image of its class into `out` [H, W, C].
 
         Args:
             index: the image that cannot be decoded.
@@ -126,7 +127,7 @@ class StreamingImages:
         return source_index if isinstance(source_index, np.ndarray) else int(source_index)
 
     def read_all(self) -> np.ndarray:
-        """Read all images [N, R, R, C].
+        """Read all images [N, H, W, C].
 
         Raises:
             UsageError: they take more than half of the memory (nothing is read then), too many are bad, or some hold
@@ -137,7 +138,7 @@ class StreamingImages:
         is_changed = self.value_range is not None and self.value_range.changes_8_bit
         if array is not None and array.shape == self.shape and not is_mapped and not is_changed:
             return np.ascontiguousarray(array)
-        check_images_fit_memory(len(self), self.resolution, self.channels)
+        check_images_fit_memory(len(self), self.size, self.channels)
         out = np.empty(self.shape, np.uint8)
         results = parallel_map(len(out), lambda index: self.decode(self.read_record(index), out[index]))
         failures = [result for result in results if isinstance(result, DecodeFailure)]

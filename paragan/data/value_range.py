@@ -166,7 +166,8 @@ def measure_values(values: np.ndarray) -> ImageValues:
     find_extremes(values)
     channels = values.reshape(values.shape[0] * values.shape[1], -1)  # [H * W, C]
     is_integral = values.dtype.kind != "f" or bool((values == np.trunc(values)).all())
-    lows, highs = (tuple(np.broadcast_to(x, 3).tolist()) for x in (channels.min(axis=0), channels.max(axis=0)))
+    count = 3 if channels.shape[1] == 1 else channels.shape[1]  # grey is compared with RGB
+    lows, highs = (tuple(np.broadcast_to(x, count).tolist()) for x in (channels.min(axis=0), channels.max(axis=0)))
     return ImageValues(values.dtype, lows, highs, is_integral)
 
 

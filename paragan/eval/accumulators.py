@@ -204,7 +204,7 @@ class ImageAcc:
     def compute(
         self, state: list[tuple[Tensor, Tensor]], feature_pass: FeaturePass, group: ReduceGroup
     ) -> tuple[Tensor, Tensor]:
-        """Return all images, uint8 [N, C, R, R], and labels, int64 [N]."""
+        """Return all images, uint8 [N, C, H, W], and labels, int64 [N]."""
         quota = self._images_per_block(feature_pass)
         blocks, rest = divmod(feature_pass.count, feature_pass.block_size)
         count = blocks * quota + min(rest, quota)

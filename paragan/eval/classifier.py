@@ -25,6 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from paragan.core.errors import UsageError
+from paragan.core.image_shape import ImageSize
 from paragan.eval import result_cache
 from paragan.eval.feature_stats import ImageArray
 from paragan.eval.features import FeatureSpace, state_hash
@@ -61,7 +62,7 @@ DEFAULT_TRAINING = ClassifierTraining()
 
 
 class ResNet20(nn.Module):
-    """uint8 [N, C, R, R] -> pooled features [N, 64]; `logits` maps those to [N, classes]."""
+    """uint8 [N, C, H, W] -> pooled features [N, 64]; `logits` maps those to [N, classes]."""
 
     def __init__(self, channels: int, classes: int):
         super().__init__()
@@ -99,10 +100,13 @@ class ResNetBlock(nn.Module):
 
 
 def downscale(images: Tensor) -> Tensor:
-    """Downscale uint8 [N, C, R, R] to at most 32 x 32."""
-    if images.shape[-1] <= MAX_SIDE:
+    """Downscale uint8 [N, C, H, W] to the same shape of at most 32 x 32."""
+    height, width = images.shape[2:]
+    size = ImageSize(width, height).fit_within(MAX_SIDE)
+    if size == (width, height):
         return images
-    small = F.interpolate(images.float(), (MAX_SIDE, MAX_SIDE), mode="bilinear", antialias=True, align_corners=False)
+    target = (size.height, size.width)
+    small = F.interpolate(images.float(), target, mode="bilinear", antialias=True, align_corners=False)
     return small.round().clamp(0, 255).to(torch.uint8)
 
 
@@ -120,7 +124,7 @@ def train_classifier(
     """Train a classifier and return it in evaluation mode.
 
     Args:
-        images: uint8 [N, C, R, R].
+        images: uint8 [N, C, H, W].
         labels: int64 [N].
         classes: Number of classes.
         training: Hyperparameters.
@@ -159,13 +163,13 @@ def _batches(count: int, training: ClassifierTraining, steps: int) -> Iterator[T
 
 
 def _random_shift(images: Tensor) -> Tensor:
-    """Shift each image randomly by up to an eighth of its side."""
-    side = images.shape[-1]
-    limit = max(1, side // 8)
+    """Shift each image randomly by up to an eighth of its short side."""
+    height, width = images.shape[2:]
+    limit = max(1, min(height, width) // 8)
     padded = F.pad(images, (limit, limit, limit, limit))
     top, left = torch.randint(0, 2 * limit + 1, (2, len(images), 1))
-    rows = torch.arange(side) + top  # [N, side]
-    columns = torch.arange(side) + left
+    rows = torch.arange(height) + top  # [N, height]
+    columns = torch.arange(width) + left
     index = torch.arange(len(images))[:, None, None]
     return padded.permute(0, 2, 3, 1)[index, rows[:, :, None], columns[:, None]].permute(0, 3, 1, 2).contiguous()
 
@@ -216,7 +220,7 @@ def classifier_space(
     """Return the space of a classifier of these images, from the cache or trained now by rank 0. Every rank calls this.
 
     Args:
-        images: uint8 [N, R, R, C].
+        images: uint8 [N, H, W, C].
         labels: int64 [N].
         names: Names of the classes.
         data_digest: Digest of images and labels, the key in the cache.
@@ -331,7 +335,7 @@ def run_on_rank0(group: ReduceGroup, steps: int, train: Callable[[Callable[[], N
 
 
 def _load_images(images: ImageArray, rows: np.ndarray) -> Tensor:
-    """Return these rows in order, downscaled, uint8 [n, C, R, R]."""
+    """Return these rows in order, downscaled, uint8 [n, C, H, W]."""
     parts = []
     for start in range(0, len(images), 1024):
         in_block = rows[(rows >= start) & (rows < start + 1024)] - start

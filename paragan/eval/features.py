@@ -29,6 +29,7 @@ from torch import Tensor, nn
 
 from paragan.core.devices import backend_of
 from paragan.core.errors import UsageError
+from paragan.core.image_shape import ImageSize
 from paragan.eval import inception as network
 from paragan.eval import result_cache
 
@@ -98,24 +99,32 @@ class FeatureSpace:
             return self.module.to(features.device).logits(features)  # pyright: ignore[reportCallIssue]
 
 
-def named_space(name: str, resolution: int, channels: int, path: str | Path | None = None) -> FeatureSpace:
+def named_space(name: str, resolution: int | str, channels: int, path: str | Path | None = None) -> FeatureSpace:
     """Return the space of a name.
 
     Args:
         name: "pixels" or "inception".
-        resolution: Side of the square images, pixels.
+        resolution: Side of square images, pixels, or "WIDTHxHEIGHT".
         channels: Channels of the images.
         path: File of the Inception weights; None: `inception_path()`.
 
     Raises:
-        UsageError: There is no such space, or the Inception file is missing or another file.
+        UsageError: There is no such space, it is not for so many channels, or the Inception file is missing or another
+            file.
     """
     if name not in SPACE_NAMES:
         known = (*SPACE_NAMES, *CUSTOM_SPACES)
         raise UsageError(f"space={name}: is none of {', '.join(known)}; did you mean {closest_name(name, known)}?")
     if name == "values":
         raise UsageError("space=values: is for arrays of numbers, and the data are images. Use pixels")
-    return pixels(resolution, channels) if name == "pixels" else inception_2015(path)
+    if name == "pixels":
+        return pixels(resolution, channels)
+    if channels not in (1, 3):
+        raise UsageError(
+            f"space={name}: is for grey and RGB images, and these have {channels} channels. Use pixels, or "
+            "module:callable for a network of your own"
+        )
+    return inception_2015(path)
 
 
 def closest_name(name: str, names: Iterable[str]) -> str:
@@ -129,11 +138,12 @@ def closest_name(name: str, names: Iterable[str]) -> str:
 # pixels -----------------------------------------------------------------------------------------------------
 
 
-def pixels(resolution: int, channels: int) -> FeatureSpace:
+def pixels(resolution: int | str, channels: int) -> FeatureSpace:
     """Return the space of the images themselves, scaled to [0, 1] and flattened. It needs no weights."""
-    shape = (channels, resolution, resolution)
+    size = ImageSize.of(resolution)
+    shape = (channels, size.height, size.width)
     digest = _sha256(f"pixels / 255, {shape}".encode())
-    return FeatureSpace("pixels", digest, channels * resolution**2, partial(RawPixels, shape), is_raw=True)
+    return FeatureSpace("pixels", digest, channels * size.pixels, partial(RawPixels, shape), is_raw=True)
 
 
 class RawPixels(nn.Module):

@@ -23,7 +23,7 @@ def accuracies(counts: Tensor) -> tuple[float, list[float | None]]:
     return correct / total, [c / n if n else None for c, n in counts.tolist()]
 
 
-LabelledImages = tuple[Tensor, Tensor]  # images uint8 [N, C, R, R], labels int64 [N]
+LabelledImages = tuple[Tensor, Tensor]  # images uint8 [N, C, H, W], labels int64 [N]
 
 
 def train_on_fakes_test_on_reals(

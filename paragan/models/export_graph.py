@@ -1,6 +1,6 @@
 """Export a generator as one file for other programs: ONNX, or torch.export's .pt2.
 
-    images = graph(z, label)     # float32 [N, latent], int64 [N] (if conditional) -> float32 [N, C, R, R]
+    images = graph(z, label)     # float32 [N, latent], int64 [N] (if conditional) -> float32 [N, C, H, W]
 
 Images are in [-1, 1] and N is arbitrary. Spectral norm and batch-norm statistics become constants. Truncation is left
 to the caller: draw values of z beyond 2 psi again. Every file is run with several N, and compared with the network,

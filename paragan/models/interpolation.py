@@ -36,7 +36,7 @@ def slerp(a: Tensor, b: Tensor, t: Tensor) -> Tensor:
 def sample_interpolated(
     sampler: Sampler, z: Tensor, label_pair: tuple[int, int] | None, weight: Tensor | float = 0.0
 ) -> Tensor:
-    """Return images, uint8 [N, C, R, R], of latents [N, latent] and of labels between the two of `label_pair`.
+    """Return images, uint8 [N, C, H, W], of latents [N, latent] and of labels between the two of `label_pair`.
 
     weight: of the second label, a number or [N].
     """

@@ -1,6 +1,6 @@
 """Walks through the latent space: a closed loop through samples, with interpolated latents and labels.
 
-frames = walk(model, stops=8, frames_per_stop=30, seed=0, labels=[3, 7])     # uint8 [240, R, R, C], a loop
+frames = walk(model, stops=8, frames_per_stop=30, seed=0, labels=[3, 7])     # uint8 [240, H, W, C], a loop
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def walk(
     labels: Sequence[int | str] | None = None,
     truncation: float = 1.0,
 ) -> np.ndarray:
-    """Return the frames of a loop through `stops` samples, uint8 [stops * frames_per_stop, R, R, C].
+    """Return the frames of a loop through `stops` samples, uint8 [stops * frames_per_stop, H, W, C].
 
     Stop i is sample i of `model.sample` with the same seed. Label embeddings are interpolated; a per-label model
     changes the generator halfway between two stops.
@@ -52,7 +52,7 @@ def walk(
 def _render_segment(
     sampler: Sampler | PerLabelSampler, z: Tensor, t: Tensor, label_pair: tuple[int, int] | None
 ) -> np.ndarray:
-    """Return the frames from one stop to the next, uint8 [N, R, R, C]."""
+    """Return the frames from one stop to the next, uint8 [N, H, W, C]."""
     images: list[Tensor] = []
     if isinstance(sampler, PerLabelSampler):
         assert label_pair is not None

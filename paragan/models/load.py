@@ -20,7 +20,7 @@ def load(
     """Load a trained generator. Runs no code from the files.
 
     model = paragan.load("runs/00000-digits-dcgan-sync-r1-b128")
-    images = model.sample(16, labels=[3, 7], truncation=0.7, seed=0)        # uint8 [16, R, R, C]
+    images = model.sample(16, labels=[3, 7], truncation=0.7, seed=0)        # uint8 [16, H, W, C]
 
     Args:
         path: a run folder, a model folder, RUN_DIR/best, a model.safetensors, or, if there is no such folder,

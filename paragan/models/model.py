@@ -52,9 +52,9 @@ SIZE_SLACK_BYTES = 2**24
 class Model:
     """A loaded generator and its configuration.
 
-    images = model.sample(16, labels=[3, "cat"], truncation=0.7)      # uint8 [16, R, R, C]
+    images = model.sample(16, labels=[3, "cat"], truncation=0.7)      # uint8 [16, H, W, C]
 
-    sampler : makes images by index, uint8 [n, C, R, R]
+    sampler : makes images by index, uint8 [n, C, H, W]
     config  : the content of config.json
     folder  : the model folder
     """
@@ -91,7 +91,7 @@ class Model:
 
     @property
     def g(self) -> nn.Module:
-        """The generator: (z [N, latent], y int64 [N] or None) -> images [N, C, R, R] in [-1, 1].
+        """The generator: (z [N, latent], y int64 [N] or None) -> images [N, C, H, W] in [-1, 1].
 
         Raises:
             UsageError: the model has a generator for each label.
@@ -128,7 +128,7 @@ class Model:
     def sample(
         self, count: int, labels: Sequence[int | str] | None = None, truncation: float = 1.0, seed: int = 0
     ) -> np.ndarray:
-        """Return samples, uint8 [count, R, R, C]; of a model of numbers float32 [count, ...].
+        """Return samples, uint8 [count, H, W, C]; of a model of numbers float32 [count, ...].
 
         Sample i depends only on (seed, i) and its label. `model.labels(count, labels, seed)` returns the labels.
 

@@ -76,7 +76,9 @@ def _description(model: Model) -> str:
     if spec.array_shape:
         output = f"numbers {list(spec.array_shape)}"
     else:
-        output = f"images of {spec.resolution} x {spec.resolution} x {spec.channels}"
+        output = f"images of {spec.size.width} x {spec.size.height} x {spec.channels}"
+        if not spec.size.is_square:
+            output += f" ({spec.size})"
     classes = ""
     if spec.classes:
         names = [*model.classes[:10], *(["..."] if len(model.classes) > 10 else [])]
@@ -109,7 +111,7 @@ def _score_table(scores: list[Row]) -> str:
 def _usage(model: Model) -> str:
     spec = model.spec
     latent = str(model.config.get("net", {}).get("latent", "latent"))
-    shape = f"uint8 {[16, spec.resolution, spec.resolution, spec.channels]}"
+    shape = f"uint8 {[16, spec.size.height, spec.size.width, spec.channels]}"
     if spec.array_shape:
         shape = f"float32 {[16, *spec.array_shape]}"
     labels = ""

@@ -81,6 +81,8 @@ def _model_info(model: Model) -> dict[str, Any]:
         "name": model.config.get("recipe", "custom"),
         "networks": model.config.get("net", {}).get("name", "per-label"),
         "resolution": model.spec.resolution,
+        "width": model.spec.size.width,
+        "height": model.spec.size.height,
         "channels": model.spec.channels,
         "classes": list(model.classes),
         "kimg": model.kimg,
@@ -89,14 +91,14 @@ def _model_info(model: Model) -> dict[str, Any]:
 
 
 def sample_images(model: Model, query: Mapping[str, str]) -> np.ndarray:
-    """Return the images of /api/sample, uint8 [n, R, R, C]."""
+    """Return the images of /api/sample, uint8 [n, H, W, C]."""
     count = _int_arg(query, "count", 16, 1, MAX_IMAGES)
     labels = [word for word in query.get("labels", "").split(",") if word] or None
     return model.sample(count, labels, _truncation_arg(query), _int_arg(query, "seed", 0, 0, 2**63 - 1))
 
 
 def interpolate_image(model: Model, query: Mapping[str, str]) -> np.ndarray:
-    """Return the image of /api/interpolate, uint8 [1, R, R, C]: between two latents and two labels."""
+    """Return the image of /api/interpolate, uint8 [1, H, W, C]: between two latents and two labels."""
     sampler = model.sampler
     if not isinstance(sampler, Sampler) or not sampler.uses_latents:
         raise UsageError("/api/interpolate: needs a model with one generator that takes latents. Use /api/sample")

@@ -10,6 +10,7 @@ from PIL import Image
 
 from paragan.core.atomic_write import atomic_output
 from paragan.core.errors import UsageError
+from paragan.core.image_grid import visible_channels
 
 VIDEO_SUFFIXES = (".mp4", ".gif", ".webp")
 MAX_GIF_FPS = 50  # the unit is 1/100 s, and browsers show 1/100 s as 1/10 s
@@ -17,9 +18,10 @@ MIN_SIDE_PIXELS = 256  # of the longer side; smaller frames are enlarged by an i
 
 
 def write_video(frames: np.ndarray, out: Path, fps: float) -> None:
-    """Write frames, uint8 [N, H, W, 1 or 3], as a looping video in the format that the suffix of `out` names."""
+    """Write frames, uint8 [N, H, W, C], as a looping video in the format that the suffix of `out` names."""
     suffix = out.suffix.lower()
     check_video_options(out, fps)
+    frames = visible_channels(frames)
     scale = max(1, MIN_SIDE_PIXELS // max(frames.shape[1:3]))
     frames = frames.repeat(scale, axis=1).repeat(scale, axis=2)
     if suffix == ".mp4":

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from paragan.core.errors import UsageError
 from paragan.nets.layers import LayerFactory
-from paragan.nets.spec import Spec
+from paragan.nets.spec import Spec, num_halvings
 
 
 class SelfAttention(nn.Module):
@@ -52,18 +52,18 @@ class BlockWithAttention(nn.Module):
 
 
 def insert_attention(
-    stages: Iterable[tuple[nn.Module, int, int]], target_resolution: int, layers: LayerFactory
+    stages: Iterable[tuple[nn.Module, int, int]], target_side: int, layers: LayerFactory
 ) -> Iterator[nn.Module]:
-    """Yield the blocks, with attention after the first one whose output has `target_resolution` pixels.
+    """Yield the blocks, with attention after the first one whose output has `target_side` pixels on its short side.
 
     Args:
-        stages: (block, resolution of its output in pixels, channels of its output) in order.
-        target_resolution: Pixels; 0 for no attention.
+        stages: (block, short side of its output in pixels, channels of its output) in order.
+        target_side: Pixels; 0 for no attention.
         layers: Makes the layers of the attention.
     """
-    inserted = target_resolution == 0
-    for block, resolution, channels in stages:
-        if inserted or resolution != target_resolution:
+    inserted = target_side == 0
+    for block, short_side, channels in stages:
+        if inserted or short_side != target_side:
             yield block
         else:
             yield BlockWithAttention(block, SelfAttention(channels, layers))
@@ -117,40 +117,47 @@ def _to_rows(x: Tensor) -> Tensor:
 
 
 def attention_resolution(requested: int | None, spec: Spec) -> int:
-    """Return the resolution of self-attention in pixels, 0 for none.
+    """Return the short side of the maps with self-attention in pixels, 0 for none.
 
-    The default (`requested` None) is half the image's resolution, at most 64, as in StudioGAN.
+    The default (`requested` None) is half that of the image, halved again until it is at most 64: as in StudioGAN for
+    powers of two.
     """
-    return min(spec.resolution // 2, 64) if requested is None else requested
+    if requested is not None:
+        return requested
+    return max((side for side in _sides_of_maps(spec) if side <= 64), default=0)
 
 
-def check_attention(resolution: int, spec: Spec, g_channels: Sequence[int], d_channels: Sequence[int]) -> None:
-    """Check that attention at `resolution` fits into both networks.
+def _sides_of_maps(spec: Spec) -> list[int]:
+    """Return the short sides that attention may have: those between the start grid and the image, largest first."""
+    return [spec.size.short_side >> i for i in range(1, num_halvings(spec.size))]
+
+
+def check_attention(short_side: int, spec: Spec, g_channels: Sequence[int], d_channels: Sequence[int]) -> None:
+    """Check that attention on maps of a short side fits into both networks.
 
     Args:
-        resolution: Pixels; 0 for no attention.
+        short_side: Pixels; 0 for no attention.
         spec: The images.
-        g_channels: Channels of the generator at 4, 8, ... pixels.
-        d_channels: Channels of the discriminator at R/2, R/4, ... pixels.
+        g_channels: Channels of the generator at the start grid, twice that, ...
+        d_channels: Channels of the discriminator at a half, a quarter, ... of the image.
 
     Raises:
-        UsageError: `resolution` is no power of two from 8 to R/2, or a network has fewer than 8 channels there.
+        UsageError: No map between the start grid and the image has this short side, or a network has fewer than 8
+            channels there.
     """
-    largest = spec.resolution // 2
-    if not resolution:
+    if not short_side:
         return
-    if resolution & (resolution - 1) or not 8 <= resolution <= largest:
+    sides = _sides_of_maps(spec)
+    if short_side not in sides:
         raise UsageError(
-            f"nets.attention={resolution}: must be a power of two from 8 to {largest} (pixels) for images of "
-            f"{spec.resolution} px, or 0 for none. Use {attention_resolution(None, spec)}"
+            f"nets.attention={short_side}: must be {' or '.join(map(str, sides))} (short side of the maps, pixels) for "
+            f"images of {spec.size.resolution} px, or 0 for none. Use {attention_resolution(None, spec)}"
         )
-    widths = {
-        "width": g_channels[(resolution // 4).bit_length() - 1],
-        "d_width": d_channels[(largest // resolution).bit_length() - 1],
-    }
+    index = sides.index(short_side)
+    widths = {"width": g_channels[len(sides) - index], "d_width": d_channels[index]}
     for field, channels in widths.items():
         if channels < 8:
             raise UsageError(
-                f"nets.{field}: leaves {channels} channels for attention at {resolution} px, which needs at least 8. "
+                f"nets.{field}: leaves {channels} channels for attention at {short_side} px, which needs at least 8. "
                 f"Use a value {-(-8 // channels)} times as large, or nets.attention=0"
             )

@@ -7,6 +7,9 @@ from pydantic import Field
 from paragan.core.schema import config_class
 from paragan.nets.conditioning import DConditioning, GConditioning
 
+MIN_HALVINGS = 3  # of images for families with self-attention: 32 x 32
+MAX_HALVINGS = 8  # 1024 x 1024
+
 
 @config_class
 class ResidualConfig:
@@ -33,7 +36,7 @@ class AttentionConfig(ResidualConfig):
     """Fields of the families with self-attention."""
 
     attention: Annotated[int | None, Field(ge=0)] = None
-    """Resolution of self-attention, pixels; 0: none. None: half the image's resolution, at most 64."""
+    """Short side of the maps with self-attention, pixels; 0: none. None: half that of the image, at most 64."""
 
 
 @config_class
@@ -41,10 +44,10 @@ class BigGANBaseConfig(AttentionConfig):
     """Fields of BigGAN and of ContraGAN, which is BigGAN with another head."""
 
     width: Annotated[int, Field(ge=1)] = 96
-    """Channels of G at image resolution; up to 16 times as many at lower ones. At 32 px: 4 times throughout."""
+    """Channels of G at image resolution; up to 16 times as many at lower ones. With 3 halvings: 4 times throughout."""
     d_width: Annotated[int | None, Field(ge=1)] = None
-    """Channels of D, likewise, but twice throughout at 32 px; None: `width`."""
+    """Channels of D, likewise, but twice throughout with 3 halvings; None: `width`."""
     latent: Annotated[int, Field(ge=1)] = 120
-    """Length of z: a multiple of 4 at 32 px, of 5 at 64, of 6 at 128, ...; the paper has 20 for each chunk."""
+    """Length of z: a multiple of 4 at 32 px, of 5 at 64, of 6 at 128, ... (halvings + 1); the paper has 20 for each."""
     shared: Annotated[int, Field(ge=1)] = 128
     """Length of the class embedding that all batch norms share."""

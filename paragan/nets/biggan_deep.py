@@ -3,10 +3,11 @@
 Two bottleneck blocks at each resolution. Shortcuts keep the channels that they can: the generator drops the rest, the
 discriminator adds the missing ones by a 1x1 convolution. All of z, together with the class embedding, goes into the
 first layer and into every batch norm. Channels, initialisation and spectral norm are as in `nets/biggan.py`; at 32 px
-the discriminator halves down to 4x4, as in StudioGAN.
+the discriminator halves down to the start grid, as in StudioGAN.
 """
 
 import itertools
+import math
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Annotated, ClassVar, Literal
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 
 from paragan.core.schema import config_class
 from paragan.nets.attention import attention_resolution, check_attention, insert_attention
-from paragan.nets.base_config import AttentionConfig
+from paragan.nets.base_config import MAX_HALVINGS, MIN_HALVINGS, AttentionConfig
 from paragan.nets.biggan import D_WIDTH_MULTIPLIERS, G_WIDTH_MULTIPLIERS, class_embedding
 from paragan.nets.conditioning import (
     DConditioningKind,
@@ -33,18 +34,18 @@ from paragan.nets.lane_batch_norm import LinearConditionalBatchNorm2d
 from paragan.nets.layers import LayerFactory
 from paragan.nets.resample import upsample_nearest
 from paragan.nets.residual import ResidualDiscriminator, ResidualGenerator
-from paragan.nets.spec import Spec, check_power_of_two
+from paragan.nets.spec import Spec, check_size, num_halvings, start_grid
 
 
 @config_class
 class BigGANDeep(AttentionConfig):
-    """Bottleneck residual networks, twice as many blocks as `BigGAN`, for powers of two from 32 to 1024 px."""
+    """Bottleneck residual networks, twice as many blocks as `BigGAN`, for sizes of 3 to 8 halvings (32 to 1024 px)."""
 
     name: Literal["biggan-deep"] = "biggan-deep"
     width: Annotated[int, Field(ge=4)] = 128
-    """Channels of G at image resolution; up to 16 times as many at lower ones. At 32 px: 4 times throughout."""
+    """Channels of G at image resolution; up to 16 times as many at lower ones. With 3 halvings: 4 times throughout."""
     d_width: Annotated[int | None, Field(ge=4)] = None
-    """Channels of D, likewise, but twice throughout at 32 px; None: `width`."""
+    """Channels of D, likewise, but twice throughout with 3 halvings; None: `width`."""
     latent: Annotated[int, Field(ge=1)] = 128
     """Length of the latent vector z."""
     shared: Annotated[int, Field(ge=1)] = 128
@@ -59,11 +60,13 @@ class BigGANDeep(AttentionConfig):
         layers = self._layer_factory()
         widths = self._g_channels(spec)
         conditions = SharedEmbedding(kind, self.latent, 1, class_embedding(spec, self.shared))
-        start = layers(nn.Linear(conditions.out_features, widths[0] * 4 * 4))
+        grid = start_grid(spec.size)
+        start = layers(nn.Linear(conditions.out_features, widths[0] * math.prod(grid)))
         norm = partial(LinearConditionalBatchNorm2d, length=conditions.norm_features, make=layers)
-        blocks = insert_attention(_g_blocks(widths, norm, layers), attention_resolution(self.attention, spec), layers)
+        stages = _g_blocks(min(grid), widths, norm, layers)
+        blocks = insert_attention(stages, attention_resolution(self.attention, spec), layers)
         image_widths = (widths[-1], spec.channels)
-        return ResidualGenerator(self.latent, conditions, start, blocks, image_widths, layers, self.checkpointing)
+        return ResidualGenerator(self.latent, conditions, start, grid, blocks, image_widths, layers, self.checkpointing)
 
     def discriminator(self, spec: Spec) -> nn.Module:
         """Build a discriminator for `spec`, initialised from torch's global RNG. Raises as `check` does."""
@@ -80,24 +83,24 @@ class BigGANDeep(AttentionConfig):
 
     def check(self, spec: Spec) -> None:
         """Raise `UsageError` if the resolution, conditioning, widths or attention do not fit `spec`."""
-        check_power_of_two(spec, minimum=32, maximum=1024)
+        check_size(spec, MIN_HALVINGS, MAX_HALVINGS)
         check_conditioning(self, spec)
         check_attention(
             attention_resolution(self.attention, spec), spec, self._g_channels(spec), self._d_channels(spec)[1:]
         )
 
     def _g_channels(self, spec: Spec) -> list[int]:
-        return [self.width * multiple for multiple in G_WIDTH_MULTIPLIERS[spec.resolution]]
+        return [self.width * multiple for multiple in G_WIDTH_MULTIPLIERS[num_halvings(spec.size)]]
 
     def _d_channels(self, spec: Spec) -> list[int]:
-        return [(self.d_width or self.width) * multiple for multiple in D_WIDTH_MULTIPLIERS[spec.resolution]]
+        return [(self.d_width or self.width) * multiple for multiple in D_WIDTH_MULTIPLIERS[num_halvings(spec.size)]]
 
     def _layer_factory(self) -> LayerFactory:
         return LayerFactory(nn.init.orthogonal_, self.spectral, fused_resampling=self.fused_resampling)
 
 
 class UpBottleneck(nn.Module):
-    """[N, a, R, R] -> [N, b, R, R], or 2 R with `up`, with b <= a and a / 4 channels inside.
+    """[N, a, H, W] -> [N, b, H, W], or 2 H, 2 W with `up`, with b <= a and a / 4 channels inside.
 
     Four times norm, ReLU, conv: 1x1, 3x3 (after upsampling), 3x3, 1x1. The shortcut is the first b channels.
     """
@@ -121,7 +124,7 @@ class UpBottleneck(nn.Module):
 
 
 class DownBottleneck(nn.Module):
-    """[N, a, R, R] -> [N, b, R, R], or R / 2 with `down`, with b >= a and b / 4 channels inside.
+    """[N, a, H, W] -> [N, b, H, W], or H / 2, W / 2 with `down`, with b >= a and b / 4 channels inside.
 
     Four times ReLU, conv: 1x1, 3x3, 3x3, 1x1; pooling comes between the last ReLU and the last conv. The shortcut is
     the input (with `relu_shortcut`: its ReLU), concatenated with a 1x1 convolution of it to b - a channels.
@@ -146,21 +149,21 @@ class DownBottleneck(nn.Module):
 
 
 def _g_blocks(
-    widths: list[int], norm: Callable[[int], nn.Module], layers: LayerFactory
+    grid_side: int, widths: list[int], norm: Callable[[int], nn.Module], layers: LayerFactory
 ) -> Iterable[tuple[nn.Module, int, int]]:
-    """Yield (block, resolution, channels of its output), two for each resolution; the second one upsamples."""
+    """Yield (block, short side, channels of its output), two for each resolution; the second one upsamples."""
     for i, (a, b) in enumerate(itertools.pairwise(widths)):
         yield UpBottleneck(a, a, False, norm, layers), 0, a  # 0: attention goes after the second block
-        yield UpBottleneck(a, b, True, norm, layers), 8 << i, b
+        yield UpBottleneck(a, b, True, norm, layers), grid_side << i + 1, b
 
 
 def _d_blocks(
     spec: Spec, channels: int, widths: list[int], layers: LayerFactory, relu_shortcut: bool
 ) -> Iterable[tuple[nn.Module, int, int]]:
-    """Yield (block, resolution, channels of its output): a convolution, then two blocks for each resolution."""
-    size = spec.resolution
-    yield layers.conv(channels, widths[0], 3), size, widths[0]
+    """Yield (block, short side, channels of its output): a convolution, then two blocks for each resolution."""
+    short_side = spec.size.short_side
+    yield layers.conv(channels, widths[0], 3), short_side, widths[0]
     for a, b in itertools.pairwise(widths):
-        size //= 2
+        short_side //= 2
         yield DownBottleneck(a, b, True, layers, relu_shortcut), 0, b  # 0: attention goes after the second block
-        yield DownBottleneck(b, b, False, layers, relu_shortcut), size, b
+        yield DownBottleneck(b, b, False, layers, relu_shortcut), short_side, b

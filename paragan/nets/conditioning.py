@@ -132,9 +132,9 @@ class SharedEmbedding(nn.Module):
 
 
 class LabelMap(nn.Module):
-    """Images [N, C, R, R], y -> [N, C + 1, R, R]: the images with one more channel, a map of their class.
+    """Images [N, C, H, W], y -> [N, C + 1, H, W]: the images with one more channel, a map of their class.
 
-    A map has 8x8 learned numbers, each of which covers R/8 x R/8 pixels: a thousand classes at 1024 px take 64,000
+    A map has 8x8 learned numbers, each of which covers H/8 x W/8 pixels: a thousand classes at 1024 px take 64,000
     parameters instead of a billion. After Mirza and Osindero, "Conditional Generative Adversarial Nets", 2014.
     """
 

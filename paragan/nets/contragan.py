@@ -11,15 +11,15 @@ from pydantic import Field
 from torch import nn
 
 from paragan.core.schema import config_class
-from paragan.nets.base_config import BigGANBaseConfig
+from paragan.nets.base_config import MIN_HALVINGS, BigGANBaseConfig
 from paragan.nets.biggan import BigGAN
 from paragan.nets.conditioning import DConditioningKind
-from paragan.nets.spec import Spec
+from paragan.nets.spec import Spec, num_halvings
 
 
 @config_class
 class ContraGAN(BigGANBaseConfig):
-    """`BigGAN` with a contrastive head, for powers of two from 32 to 1024 px."""
+    """`BigGAN` with a contrastive head, for sizes of 3 to 8 halvings (32 to 1024 px)."""
 
     name: Literal["contragan"] = "contragan"
     embedding: Annotated[int | None, Field(ge=1)] = None
@@ -33,7 +33,7 @@ class ContraGAN(BigGANBaseConfig):
 
     def discriminator(self, spec: Spec) -> nn.Module:
         """Build a discriminator for `spec`, initialised from torch's global RNG. Raises as `check` does."""
-        features = (self.d_width or self.width) * (2 if spec.resolution == 32 else 16)
+        features = (self.d_width or self.width) * (2 if num_halvings(spec.size) == MIN_HALVINGS else 16)
         return self._as_biggan().discriminator(spec, "contrastive", self.embedding or features)
 
     def check(self, spec: Spec) -> None:

@@ -1,12 +1,14 @@
-"""DCGAN at any resolution: Radford, Metz and Chintala, "Unsupervised Representation Learning ...", 2016.
+"""DCGAN for images of any size whose halvings are whole.
 
-Channels double from `width` at image resolution down to 4x4, up to 8 `width`: at 64 px these are the paper's networks.
-Departures: a linear head on D's 4x4 features (the same as the usual 4x4 convolution); by default spectral norm instead
-of batch norm in D; with classes, conditional batch norm in G and projection in D. At 8 px one stage of stride 2 would
+Radford, Metz and Chintala, "Unsupervised Representation Learning ...", 2016. Channels double from `width` at image
+resolution down to the start grid (4x4), up to 8 `width`: at 64 px these are the paper's networks. Departures: a linear
+head on D's last features (the same as the usual 4x4 convolution); by default spectral norm instead of batch norm in D;
+with classes, conditional batch norm in G and projection in D. With a single halving (8 px) one stage of stride 2 would
 make networks of one layer, so there the convolution at the image is 3x3 with stride 1.
 """
 
 import itertools
+import math
 from typing import Annotated, ClassVar, Literal
 
 import torch
@@ -31,14 +33,14 @@ from paragan.nets.conditioning import (
 from paragan.nets.discriminator_heads import make_head
 from paragan.nets.lane_batch_norm import LaneBatchNorm2d, batch_norm
 from paragan.nets.layers import LayerFactory
-from paragan.nets.memory_format import FlattenCL, MemoryFormat, Unflatten4x4
-from paragan.nets.spec import Spec, check_power_of_two
+from paragan.nets.memory_format import FlattenCL, MemoryFormat, UnflattenGrid
+from paragan.nets.spec import Spec, check_size, num_halvings, start_grid
 from paragan.nets.spectral_norm import add_spectral_norm
 
 
 @config_class
 class DCGAN:
-    """Plain convolutional generator and discriminator, for any power of two from 8 px."""
+    """Plain convolutional generator and discriminator, for sizes of at least one halving (from 8 px)."""
 
     name: Literal["dcgan"] = "dcgan"
     """Name of the family of networks."""
@@ -72,25 +74,26 @@ class DCGAN:
 
     def check(self, spec: Spec) -> None:
         """Raise `UsageError` if the resolution or the conditioning does not fit `spec`."""
-        check_power_of_two(spec, minimum=8)
+        check_size(spec)
         check_conditioning(self, spec)
 
 
 class DCGANGenerator(nn.Module):
-    """z [N, latent], y int64 [N] -> images [N, C, R, R] in [-1, 1], dtype of z. Without classes y is ignored."""
+    """z [N, latent], y int64 [N] -> images [N, C, H, W] in [-1, 1], dtype of z. Without classes y is ignored."""
 
     def __init__(self, spec: Spec, width: int, latent: int, kind: GConditioningKind):
         super().__init__()
         self.latent = latent
         self.conditions = g_input(kind, latent, spec.classes)
         classes = spec.classes if kind == "batch_norm" else 0
-        widths = _channels(spec.resolution, width)
-        self.start = nn.Linear(self.conditions.out_features, widths[0] * 4 * 4, bias=False)
+        grid = start_grid(spec.size)
+        widths = _channels(spec, width)
+        self.start = nn.Linear(self.conditions.out_features, widths[0] * math.prod(grid), bias=False)
         ups = [_up(a, b, bias=False) for a, b in itertools.pairwise(widths)]
-        self.ups = nn.ModuleList([nn.Identity(), *ups])  # to 4x4, 8x8, ...
+        self.ups = nn.ModuleList([nn.Identity(), *ups])  # to the start grid, twice that, ...
         self.norms = nn.ModuleList([batch_norm(channels, classes) for channels in widths])
-        self.image = _up(widths[-1], spec.channels, _image_stride(spec.resolution))
-        self.unflatten = Unflatten4x4()
+        self.image = _up(widths[-1], spec.channels, _image_stride(spec))
+        self.unflatten = UnflattenGrid(grid)
         for layer in self.modules():
             _initialise(layer)
 
@@ -103,36 +106,37 @@ class DCGANGenerator(nn.Module):
 
 
 class DCGANDiscriminator(nn.Module):
-    """Images [N, C, R, R], y int64 [N] -> output of the head: logits [N] or more. Without classes y is ignored."""
+    """Images [N, C, H, W], y int64 [N] -> output of the head: logits [N] or more. Without classes y is ignored."""
 
     def __init__(self, spec: Spec, width: int, kind: DConditioningKind, spectral: bool, batch_norm: bool):
         super().__init__()
-        widths = _channels(spec.resolution, width)[::-1]
+        widths = _channels(spec, width)[::-1]
         self.label_map: LabelMap | NoLabelMap = d_input(kind, spec.classes)
         in_channels = spec.channels + self.label_map.extra_channels
-        layers = [_down(in_channels, widths[0], spectral, _image_stride(spec.resolution)), _leaky_relu()]
+        layers = [_down(in_channels, widths[0], spectral, _image_stride(spec)), _leaky_relu()]
         for a, b in itertools.pairwise(widths):
             norm = [_initialise(LaneBatchNorm2d(b))] if batch_norm else []
             layers += [_down(a, b, spectral, bias=not batch_norm), *norm, _leaky_relu()]
-        self.body = nn.Sequential(*layers)  # [N, C, R, R] -> [N, widths[-1], 4, 4]
+        self.body = nn.Sequential(*layers)  # [N, C, H, W] -> [N, widths[-1], *start_grid]
         self.input_format = MemoryFormat()
         self.flatten = FlattenCL()
-        self.head = make_head(kind, widths[-1] * 4 * 4, spec.classes, LayerFactory(_normal, spectral))
+        self.head = make_head(
+            kind, widths[-1] * math.prod(start_grid(spec.size)), spec.classes, LayerFactory(_normal, spectral)
+        )
 
     def forward(self, x: Tensor, y: Tensor | None = None) -> Tensor:
         return self.head(self.flatten(self.body(self.input_format(self.label_map(x, y)))), y)
 
 
-def _image_stride(resolution: int) -> int:
-    """Return the stride of the convolution at the image: 2, but 1 at 8 px."""
-    return 1 if resolution == 8 else 2
+def _image_stride(spec: Spec) -> int:
+    """Return the stride of the convolution at the image: 2, but 1 with a single halving (8 px)."""
+    return 1 if num_halvings(spec.size) == 1 else 2
 
 
-def _channels(resolution: int, width: int) -> list[int]:
-    """Return the channels at 4x4, 8x8, ... up to the last layer before the image."""
-    largest = resolution // _image_stride(resolution)
-    sizes = [4 << i for i in range((largest // 4).bit_length())]
-    return [width * min(largest // size, 8) for size in sizes]
+def _channels(spec: Spec, width: int) -> list[int]:
+    """Return the channels at the start grid, twice that, ... up to the last layer before the image."""
+    doublings = max(num_halvings(spec.size) - 1, 1)
+    return [width * min(1 << doublings - i, 8) for i in range(doublings + 1)]
 
 
 def _up(a: int, b: int, stride: int = 2, bias: bool = True) -> nn.Module:

@@ -39,17 +39,17 @@ class LayerFactory:
         return add_spectral_norm(layer) if self.spectral else layer
 
     def conv(self, a: int, b: int, kernel: int, gain: float = 1.0) -> nn.Module:
-        """[N, a, R, R] -> [N, b, R, R]."""
+        """[N, a, H, W] -> [N, b, H, W]."""
         return self(nn.Conv2d(a, b, kernel, padding=kernel // 2), gain)
 
     def up(self, a: int, b: int, kernel: int, gain: float = 1.0) -> nn.Module:
-        """[N, a, R, R] -> [N, b, 2 R, 2 R]."""
+        """[N, a, H, W] -> [N, b, 2 H, 2 W]."""
         layer = UpConv(a, b, kernel, padding=kernel // 2)
         layer.fused_resampling = self.fused_resampling
         return self(layer, gain)
 
     def down(self, a: int, b: int, kernel: int, gain: float = 1.0) -> nn.Module:
-        """[N, a, R, R] -> [N, b, R / 2, R / 2]."""
+        """[N, a, H, W] -> [N, b, H / 2, W / 2]."""
         layer = DownConv(a, b, kernel, padding=kernel // 2)
         layer.fused_resampling = self.fused_resampling
         return self(layer, gain)

@@ -26,11 +26,15 @@ class MemoryFormat(nn.Module):
         return to_memory_format(x, self.memory_format)
 
 
-class Unflatten4x4(MemoryFormat):
-    """[N, C * 16] -> [N, C, 4, 4]."""
+class UnflattenGrid(MemoryFormat):
+    """[N, C * H * W] -> [N, C, H, W] for a grid of (H, W)."""
+
+    def __init__(self, grid: tuple[int, int]):
+        super().__init__()
+        self.grid = grid
 
     def forward(self, x: Tensor) -> Tensor:
-        return to_memory_format(x.unflatten(1, (-1, 4, 4)), self.memory_format)
+        return to_memory_format(x.unflatten(1, (-1, *self.grid)), self.memory_format)
 
 
 class FlattenCL(MemoryFormat):

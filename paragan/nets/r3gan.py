@@ -1,10 +1,10 @@
-"""R3GAN's networks at any resolution: residual, without normalisation.
+"""R3GAN's networks for images of any size whose halvings are whole: residual, without normalisation.
 
 Huang, Gokaslan, Kuleshov and Tompkin, "The GAN is dead; long live the GAN! A Modern GAN Baseline", 2024, config E. G
-and D have the same structure: stages from 4x4 to image resolution, each of a few inverted bottlenecks with a grouped
-3x3 convolution in the middle, and resampling by a [1, 2, 1] kernel between stages. There is no normalisation. Instead
-the last layer of every block starts at 0, and the other layers start smaller the more blocks there are (Zhang et al.
-2019, "Fixup").
+and D have the same structure: stages from a small grid (4x4) to image resolution, each of a few inverted bottlenecks
+with a grouped 3x3 convolution in the middle, and resampling by a [1, 2, 1] kernel between stages. There is no
+normalisation. Instead the last layer of every block starts at 0, and the other layers start smaller the more blocks
+there are (Zhang et al. 2019, "Fixup").
 """
 
 import itertools
@@ -31,7 +31,7 @@ from paragan.nets.conditioning import (
 from paragan.nets.discriminator_heads import make_head
 from paragan.nets.grouped_conv import GroupedConv, grouped_conv
 from paragan.nets.memory_format import MemoryFormat
-from paragan.nets.spec import Spec, check_power_of_two
+from paragan.nets.spec import Spec, check_size, num_halvings, start_grid
 
 LEAKY_RELU_SLOPE = 0.2
 LEAKY_RELU_GAIN = math.sqrt(2 / (1 + LEAKY_RELU_SLOPE**2))  # keeps the variance (He et al. 2015)
@@ -39,13 +39,13 @@ LEAKY_RELU_GAIN = math.sqrt(2 / (1 + LEAKY_RELU_SLOPE**2))  # keeps the variance
 
 @config_class
 class R3GAN:
-    """Residual generator and discriminator without normalisation, for any power of two from 8 to 1024 px.
+    """Residual generator and discriminator without normalisation, for sizes of 1 to 8 halvings (8 to 1024 px).
 
-    `width` channels up to 32 px, half as many with every doubling above. With the defaults these are the widths, blocks
-    and groups of the authors' presets for CIFAR-10 and FFHQ at 64 and 256 px; each network has 21 million parameters at
-    32 px. (Their ImageNet networks are wider: `width=1536, group=32`, without halving.) Made for a relativistic loss
-    with R1 and R2. Two departures: D is conditioned by projection, where the authors multiply its last features by an
-    embedding; and the label embedding in G is as long as z.
+    `width` channels up to 3 halvings (32 px), half as many with every one above. With the defaults these are the
+    widths, blocks and groups of the authors' presets for CIFAR-10 and FFHQ at 64 and 256 px; each network has 21
+    million parameters at 32 px. (Their ImageNet networks are wider: `width=1536, group=32`, without halving.) Made for
+    a relativistic loss with R1 and R2. Two departures: D is conditioned by projection, where the authors multiply its
+    last features by an embedding; and the label embedding in G is as long as z.
     """
 
     spectral: ClassVar[bool] = False
@@ -55,7 +55,7 @@ class R3GAN:
     name: Literal["r3gan"] = "r3gan"
     """Name of the family of networks."""
     width: Annotated[int, Field(ge=1)] = 768
-    """Channels of both networks between blocks, up to 32 px."""
+    """Channels of both networks between blocks, up to 3 halvings (32 px)."""
     latent: Annotated[int, Field(ge=1)] = 64
     """Length of the latent vector z."""
     blocks: Annotated[int, Field(ge=1)] = 2
@@ -81,28 +81,33 @@ class R3GAN:
 
     def check(self, spec: Spec) -> None:
         """Raise `UsageError` if the resolution does not fit, or the channels are no multiple of `group`."""
-        check_power_of_two(spec, minimum=8, maximum=1024)
+        check_size(spec, max_halvings=8)
         check_conditioning(self, spec)
-        divisor = max(1, spec.resolution // 32)  # of the width at image resolution
+        divisor = _width_divisor(num_halvings(spec.size))  # of the width at image resolution
         if self.width % divisor or self.width // divisor * self.expansion % self.group:
             multiple = divisor * math.lcm(self.group, self.expansion) // self.expansion
             nearest = max(1, round(self.width / multiple)) * multiple
             raise UsageError(
-                f"nets.width={self.width}: at {spec.resolution} px its blocks have {self.width / divisor:g} x "
+                f"nets.width={self.width}: at {spec.size.resolution} px its blocks have {self.width / divisor:g} x "
                 f"{self.expansion} channels, which do not divide into groups of {self.group}. Use {nearest}"
             )
 
-    def channels(self, resolution: int) -> list[int]:
-        """Return the channels at 4x4, 8x8, ..., `resolution`."""
-        return [self.width // max(1, (4 << i) // 32) for i in range((resolution // 4).bit_length())]
+    def channels(self, spec: Spec) -> list[int]:
+        """Return the channels at the start grid, twice that, ..., the image."""
+        return [self.width // _width_divisor(i) for i in range(num_halvings(spec.size) + 1)]
 
     def make_stage(self, channels: int, blocks: int) -> list[nn.Module]:
         """Return the blocks of one resolution; `blocks` is the number in the whole network."""
         return [R3GANBlock(channels, self.expansion, self.group, blocks) for _ in range(self.blocks)]
 
 
+def _width_divisor(doublings: int) -> int:
+    """Return by how much there are fewer channels than `width` after so many doublings of the start grid."""
+    return 1 << max(0, doublings - 3)
+
+
 class R3GANGenerator(nn.Module):
-    """z [N, latent], y int64 [N] -> images [N, C, R, R] around [-1, 1], dtype of z. Without classes y is ignored.
+    """z [N, latent], y int64 [N] -> images [N, C, H, W] around [-1, 1], dtype of z. Without classes y is ignored.
 
     As in the paper the output is not bounded: images are clipped where they are shown or scored.
     """
@@ -110,12 +115,12 @@ class R3GANGenerator(nn.Module):
     def __init__(self, spec: Spec, config: R3GAN):
         super().__init__()
         self.latent = config.latent
-        widths = config.channels(spec.resolution)
+        widths = config.channels(spec)
         kind = resolve_conditioning(config.g_conditioning, "concat", spec)
         self.conditions = g_input(kind, config.latent, spec.classes)
         inputs = self.conditions.out_features
         self.start = _init_layer(nn.Linear(inputs, widths[0], bias=False), inputs)
-        self.basis = nn.Parameter(torch.randn(widths[0], 4, 4))
+        self.basis = nn.Parameter(torch.randn(widths[0], *start_grid(spec.size)))
         layers = config.make_stage(widths[0], len(widths) * config.blocks)
         for a, b in itertools.pairwise(widths):
             layers += [_project_channels(a, b), BinomialUpsample(), *config.make_stage(b, len(widths) * config.blocks)]
@@ -129,11 +134,11 @@ class R3GANGenerator(nn.Module):
 
 
 class R3GANDiscriminator(nn.Module):
-    """Images [N, C, R, R], y int64 [N] -> output of the head: logits [N] or more. Without classes y is ignored."""
+    """Images [N, C, H, W], y int64 [N] -> output of the head: logits [N] or more. Without classes y is ignored."""
 
     def __init__(self, spec: Spec, config: R3GAN):
         super().__init__()
-        widths = config.channels(spec.resolution)[::-1]
+        widths = config.channels(spec)[::-1]
         kind = resolve_d_conditioning(config, spec)
         self.label_map = d_input(kind, spec.classes)
         self.input_format = MemoryFormat()
@@ -147,7 +152,9 @@ class R3GANDiscriminator(nn.Module):
                 *config.make_stage(b, len(widths) * config.blocks),
             ]
         self.body = nn.Sequential(*layers)
-        self.basis = _init_layer(GroupedConv(widths[-1], widths[-1], 4, groups=widths[-1], bias=False), 16)
+        grid = start_grid(spec.size)
+        basis = GroupedConv(widths[-1], widths[-1], grid, groups=widths[-1], bias=False)
+        self.basis = _init_layer(basis, math.prod(grid))
         self.head = make_head(kind, widths[-1], spec.classes, lambda layer: _init_layer(layer, widths[-1]))
 
     def forward(self, x: Tensor, y: Tensor | None = None) -> Tensor | DiscriminatorOutput:
@@ -156,7 +163,7 @@ class R3GANDiscriminator(nn.Module):
 
 
 class R3GANBlock(nn.Module):
-    """[N, C, R, R] -> the same shape: x + conv1x1(leaky(grouped conv3x3(leaky(conv1x1(x))))), wider inside.
+    """[N, C, H, W] -> the same shape: x + conv1x1(leaky(grouped conv3x3(leaky(conv1x1(x))))), wider inside.
 
     `blocks` is the number of blocks in the whole network. The first two layers are initialised smaller by its fourth
     root (Fixup's rule for branches of three layers), the last one at 0.
@@ -177,7 +184,7 @@ class R3GANBlock(nn.Module):
 
 
 class BinomialUpsample(nn.Module):
-    """[N, C, R, R] -> [N, C, 2 R, 2 R]: linear interpolation by a [1, 2, 1] kernel, with zeros beyond the edge."""
+    """[N, C, H, W] -> [N, C, 2 H, 2 W]: linear interpolation by a [1, 2, 1] kernel, with zeros beyond the edge."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -190,7 +197,7 @@ class BinomialUpsample(nn.Module):
 
 
 class BinomialDownsample(nn.Module):
-    """[N, C, R, R] -> [N, C, R / 2, R / 2]: smoothing by [1, 2, 1] / 4 in both directions, then every second pixel."""
+    """[N, C, H, W] -> [N, C, H / 2, W / 2]: smoothing by [1, 2, 1] / 4 in both directions, then every second pixel."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 
 class UpConv(nn.Conv2d):
-    """Nearest upsampling, then a 3x3 (padding 1) or 1x1 convolution: [N, a, R, R] -> [N, b, 2 R, 2 R].
+    """Nearest upsampling, then a 3x3 (padding 1) or 1x1 convolution: [N, a, H, W] -> [N, b, 2 H, 2 W].
 
     With `fused_resampling` False the two operations run one after the other.
     """
@@ -31,7 +31,7 @@ class UpConv(nn.Conv2d):
 
 
 class DownConv(nn.Conv2d):
-    """A 3x3 (padding 1) or 1x1 convolution, then 2x2 average pooling: [N, a, R, R] -> [N, b, R / 2, R / 2].
+    """A 3x3 (padding 1) or 1x1 convolution, then 2x2 average pooling: [N, a, H, W] -> [N, b, H / 2, W / 2].
 
     With `fused_resampling` False the two operations run one after the other.
     """
@@ -47,7 +47,7 @@ class DownConv(nn.Conv2d):
 
 
 def upsample_nearest(x: Tensor) -> Tensor:
-    """Upsample [N, C, R, R] -> [N, C, 2 R, 2 R], every pixel four times."""
+    """Upsample [N, C, H, W] -> [N, C, 2 H, 2 W], every pixel four times."""
     return F.interpolate(x, scale_factor=2.0, mode="nearest")
 
 

@@ -5,6 +5,7 @@ attention, and a head.
 """
 
 import itertools
+import math
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Literal
@@ -18,18 +19,19 @@ from paragan.nets.conditioning import DConditioningKind, GConditioningKind, d_in
 from paragan.nets.discriminator_heads import make_head
 from paragan.nets.lane_batch_norm import LaneBatchNorm2d, batch_norm
 from paragan.nets.layers import LayerFactory, maybe_checkpoint
-from paragan.nets.memory_format import MemoryFormat, Unflatten4x4
-from paragan.nets.spec import Spec
+from paragan.nets.memory_format import MemoryFormat, UnflattenGrid
+from paragan.nets.spec import Spec, start_grid
 
 
 class ResidualGenerator(nn.Module):
-    """z [N, latent], y int64 [N] -> images [N, C, R, R] in [-1, 1], dtype of z. Without classes y is ignored.
+    """z [N, latent], y int64 [N] -> images [N, C, H, W] in [-1, 1], dtype of z. Without classes y is ignored.
 
     Args:
         latent: Length of z.
         conditions: Maps (z, y) to the input of `start` and to the inputs of the norms of each block
             (`nets/conditioning.py`).
-        start: Maps to [N, channels of the first block * 4 * 4].
+        start: Maps to [N, channels of the first block * pixels of the grid].
+        grid: (height, width) of the maps that the first block gets.
         blocks: Blocks in order; each is called with its input and the input of its norms.
         widths: Channels after the last block, and of the image.
         layers: Makes the last convolution.
@@ -41,6 +43,7 @@ class ResidualGenerator(nn.Module):
         latent: int,
         conditions: nn.Module,
         start: nn.Module,
+        grid: tuple[int, int],
         blocks: Iterable[nn.Module],
         widths: tuple[int, int],
         layers: LayerFactory,
@@ -51,7 +54,7 @@ class ResidualGenerator(nn.Module):
         self.checkpointing = checkpointing
         self.conditions = conditions
         self.start = start
-        self.unflatten = Unflatten4x4()
+        self.unflatten = UnflattenGrid(grid)
         self.blocks = nn.ModuleList(blocks)
         self.norm = LaneBatchNorm2d(widths[0])  # unconditional, as in the authors' code of all families
         self.image = layers.conv(*widths, 3)
@@ -68,7 +71,7 @@ class ResidualGenerator(nn.Module):
 
 
 class ResidualDiscriminator(nn.Module):
-    """Images [N, C, R, R], y int64 [N] -> output of the head: logits [N] or more. Without classes y is ignored.
+    """Images [N, C, H, W], y int64 [N] -> output of the head: logits [N] or more. Without classes y is ignored.
 
     Args:
         label_map: Maps (images, y) to the input of the first block.
@@ -93,7 +96,7 @@ class ResidualDiscriminator(nn.Module):
 
 
 class UpBlock(nn.Module):
-    """[N, a, R, R] -> [N, b, 2 R, 2 R]: norm, ReLU, up, conv, norm, ReLU, conv, plus a 1x1 shortcut.
+    """[N, a, H, W] -> [N, b, 2 H, 2 W]: norm, ReLU, up, conv, norm, ReLU, conv, plus a 1x1 shortcut.
 
     `norm(channels)` makes a batch norm, which is called with (maps, condition of this block).
     """
@@ -113,7 +116,7 @@ class UpBlock(nn.Module):
 
 
 class DownBlock(nn.Module):
-    """[N, a, R, R] -> [N, b, R / 2, R / 2], or R without `down`: ReLU, conv, ReLU, conv, pool, plus a shortcut.
+    """[N, a, H, W] -> [N, b, H / 2, W / 2], or H, W without `down`: ReLU, conv, ReLU, conv, pool, plus a shortcut.
 
     Args:
         first_activation: The first ReLU; the identity if the input is an image (the authors' "optimized block").
@@ -150,18 +153,20 @@ class DownBlock(nn.Module):
 
 
 def g_blocks(
-    widths: Sequence[int], norm: Callable[[int], nn.Module], attention: int, layers: LayerFactory
+    spec: Spec, widths: Sequence[int], norm: Callable[[int], nn.Module], attention: int, layers: LayerFactory
 ) -> Iterable[nn.Module]:
-    """Return a generator's blocks from 4x4 up.
+    """Return a generator's blocks from the start grid up.
 
     Args:
-        widths: Channels at 4x4, 8x8, ...
+        spec: The images.
+        widths: Channels at the start grid, twice that, ..., the image.
         norm: Makes a batch norm of so many channels.
-        attention: Resolution of self-attention in pixels; 0 for none.
+        attention: Short side of the maps with self-attention in pixels; 0 for none.
         layers: Makes the layers.
     """
+    short_side = min(start_grid(spec.size))
     pairs = enumerate(itertools.pairwise(widths))
-    stages = ((UpBlock(a, b, norm, layers), 8 << i, b) for i, (a, b) in pairs)
+    stages = ((UpBlock(a, b, norm, layers), short_side << i + 1, b) for i, (a, b) in pairs)
     return insert_attention(stages, attention, layers)
 
 
@@ -178,18 +183,20 @@ def build_generator(
 
     Args:
         spec: The images.
-        widths: Channels at 4x4, 8x8, ...
+        widths: Channels at the start grid, twice that, ..., the image.
         latent: Length of z.
         kind: How the generator is conditioned on the class.
-        attention: Resolution of self-attention in pixels; 0 for none.
+        attention: Short side of the maps with self-attention in pixels; 0 for none.
         layers: Makes the layers.
         checkpointing: Recompute activations in backward.
     """
     conditions = g_input(kind, latent, spec.classes)
-    start = layers(nn.Linear(conditions.out_features, widths[0] * 4 * 4))
+    grid = start_grid(spec.size)
+    start = layers(nn.Linear(conditions.out_features, widths[0] * math.prod(grid)))
     norm = partial(batch_norm, classes=spec.classes if kind == "batch_norm" else 0)
-    blocks = g_blocks(widths, norm, attention, layers)
-    return ResidualGenerator(latent, conditions, start, blocks, (widths[-1], spec.channels), layers, checkpointing)
+    blocks = g_blocks(spec, widths, norm, attention, layers)
+    image_widths = (widths[-1], spec.channels)
+    return ResidualGenerator(latent, conditions, start, grid, blocks, image_widths, layers, checkpointing)
 
 
 def build_discriminator(
@@ -210,7 +217,7 @@ def build_discriminator(
         stages: (channels of the output, whether it halves the resolution) of each block.
         block_width: Channels inside a block: those of its input or of its output.
         kind: How the discriminator is conditioned on the class.
-        attention: Resolution of self-attention in pixels; 0 for none.
+        attention: Short side of the maps with self-attention in pixels; 0 for none.
         layers: Makes the layers.
         checkpointing: Recompute activations in backward.
         shortcut: Input of the shortcuts: the block's input, or its ReLU.
@@ -218,29 +225,29 @@ def build_discriminator(
     """
     label_map = d_input(kind, spec.classes)
     channels = spec.channels + label_map.extra_channels
-    block_stages = _d_blocks(spec.resolution, channels, stages, block_width, layers, shortcut == "activated")
+    block_stages = _d_blocks(spec.size.short_side, channels, stages, block_width, layers, shortcut == "activated")
     blocks = list(insert_attention(block_stages, attention, layers))
     head = make_head(kind, stages[-1][0], spec.classes, layers, embedding_length)
     return ResidualDiscriminator(label_map, blocks, head, checkpointing)
 
 
 def _d_blocks(
-    size: int,
+    short_side: int,
     in_channels: int,
     stages: Sequence[tuple[int, bool]],
     block_width: Literal["in", "out"],
     layers: LayerFactory,
     relu_shortcut: bool,
 ) -> Iterable[tuple[nn.Module, int, int]]:
-    """Yield (block, resolution of its output, channels of its output)."""
+    """Yield (block, short side of its output in pixels, channels of its output)."""
     for i, (out_channels, down) in enumerate(stages):
-        size = size // 2 if down else size
+        short_side = short_side // 2 if down else short_side
         is_first = i == 0
         hidden = in_channels if block_width == "in" and not is_first else out_channels
         first_activation = nn.Identity() if is_first else nn.ReLU()
         yield (
             DownBlock(first_activation, in_channels, hidden, out_channels, down, layers, relu_shortcut),
-            size,
+            short_side,
             out_channels,
         )
         in_channels = out_channels

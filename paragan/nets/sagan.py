@@ -12,7 +12,7 @@ from torch import nn
 
 from paragan.core.schema import config_class
 from paragan.nets.attention import attention_resolution, check_attention
-from paragan.nets.base_config import AttentionConfig
+from paragan.nets.base_config import MAX_HALVINGS, MIN_HALVINGS, AttentionConfig
 from paragan.nets.conditioning import (
     DConditioningKind,
     check_conditioning,
@@ -22,15 +22,16 @@ from paragan.nets.conditioning import (
 from paragan.nets.layers import LayerFactory
 from paragan.nets.residual import build_discriminator, build_generator
 from paragan.nets.sngan import d_channels, g_channels
-from paragan.nets.spec import Spec, check_power_of_two
+from paragan.nets.spec import Spec, check_size, num_halvings
 
 
 @config_class
 class SAGAN(AttentionConfig):
-    """Residual networks with self-attention, spectrally normalised, for powers of two from 32 to 1024 px.
+    """Residual networks with self-attention, spectrally normalised, for sizes of 3 to 8 halvings (32 to 1024 px).
 
-    From 64 px on, `width` channels at image resolution, which double with each halving of it, up to 16 times, as in the
-    paper. At 32 px four times `width` throughout, and twice `d_width` in D (StudioGAN's CIFAR-10 networks).
+    From 4 halvings on (64 px), `width` channels at image resolution, which double with each halving of it, up to 16
+    times, as in the paper. With 3 (32 px) four times `width` throughout, and twice `d_width` in D (StudioGAN's CIFAR-10
+    networks).
     """
 
     name: Literal["sagan"] = "sagan"
@@ -62,16 +63,18 @@ class SAGAN(AttentionConfig):
 
     def check(self, spec: Spec) -> None:
         """Raise `UsageError` if the resolution, conditioning, widths or attention do not fit `spec`."""
-        check_power_of_two(spec, minimum=32, maximum=1024)
+        check_size(spec, MIN_HALVINGS, MAX_HALVINGS)
         check_conditioning(self, spec)
         d_widths = [channels for channels, _ in self._d_channels(spec)]
         check_attention(attention_resolution(self.attention, spec), spec, self._g_channels(spec), d_widths)
 
     def _g_channels(self, spec: Spec) -> list[int]:
-        return g_channels(spec.resolution, self.width * (4 if spec.resolution == 32 else 1))
+        halvings = num_halvings(spec.size)
+        return g_channels(halvings, self.width * (4 if halvings == MIN_HALVINGS else 1))
 
     def _d_channels(self, spec: Spec) -> list[tuple[int, bool]]:
-        return d_channels(spec.resolution, (self.d_width or self.width) * (2 if spec.resolution == 32 else 1))
+        halvings = num_halvings(spec.size)
+        return d_channels(halvings, (self.d_width or self.width) * (2 if halvings == MIN_HALVINGS else 1))
 
     def _layer_factory(self) -> LayerFactory:
         return LayerFactory(nn.init.xavier_uniform_, self.spectral, fused_resampling=self.fused_resampling)

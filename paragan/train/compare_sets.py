@@ -21,6 +21,7 @@ import torch
 
 from paragan.core.devices import pick_device
 from paragan.core.errors import UsageError
+from paragan.core.image_shape import ImageSize
 from paragan.eval import classifier
 from paragan.eval.accumulators import ClassGaussianAcc, GaussianAcc
 from paragan.eval.evaluate import ClassLabels, EvalProtocol, Score, compute_feature_stats, score_stats
@@ -55,7 +56,8 @@ class ComparisonOptions:
     features   : pixels, inception, resnet20 or module:callable; "": what metrics and files of statistics need, or
                  pixels
     inception  : file of the Inception weights; "": the default path
-    resolution : both sets are cropped to squares and resized to this with Lanczos; 0: both are used as they are
+    resolution : both sets are cropped to this shape (one number: squares) and resized with Lanczos; 0: both are used as
+                 they are
     channels   : 1 grey, 3 RGB; 0: those of both sets
     count      : number of fakes, evenly spaced; 0: all
     seed       : of the subsets of kid and of the splits of is
@@ -64,7 +66,7 @@ class ComparisonOptions:
     metrics: tuple[str, ...] = ("fd", "kid", "prdc")
     features: str = ""
     inception: str = ""
-    resolution: int = 0
+    resolution: int | str = 0
     channels: int = 0
     count: int = 0
     seed: int = 0
@@ -132,7 +134,7 @@ def compare(
     *,
     features: str = "",
     inception: str = "",
-    resolution: int = 0,
+    resolution: int | str = 0,
     channels: int = 0,
     count: int = 0,
     seed: int = 0,
@@ -147,7 +149,8 @@ def compare(
         metrics: fd, kid, prdc, ... (docs/scores.md lists them).
         features: pixels, inception, resnet20 or module:callable; "": what the metrics need, or pixels.
         inception: File of the Inception weights.
-        resolution: Crop both sets to squares and resize them to this, in pixels; 0: use them as they are.
+        resolution: Crop both sets to squares of this side, or to "WIDTHxHEIGHT", and resize them; 0: use them as they
+            are.
         channels: 1 (grey) or 3 (RGB); 0: those of both sets.
         count: Number of fakes, evenly spaced; 0: all.
         seed: Seed of the subsets of kid and of the splits of is.
@@ -191,10 +194,12 @@ def prepare_comparison(reals: ImageContent, fakes: ImageContent, options: Compar
     for name in options.metrics:
         metric_names(name, space)
     check_labels(options.metrics, space, len(classes))
-    preprocessing = f"square crop, Lanczos to {resolution} x {resolution}" if options.resolution else AS_STORED
+    size = ImageSize.of(resolution)
+    crop = "square crop" if size.is_square else "centre crop"
+    preprocessing = f"{crop}, Lanczos to {size.width} x {size.height}" if options.resolution else AS_STORED
     for side in (real, fake):
         if isinstance(side, StatsFile):
-            _check_stats_file(side, space, (channels, resolution, resolution) if sizes else ())
+            _check_stats_file(side, space, (channels, size.height, size.width) if sizes else ())
     sides = [
         read_image_set(side, resolution, channels, preprocessing) if isinstance(side, OpenedImages) else side
         for side in (real, fake)
@@ -415,7 +420,7 @@ def _list_names(names: Sequence[str]) -> str:
 
 def _choose_size(
     sides: Sequence[OpenedImages | StatsFile], scans: Sequence[SizeScan], options: ComparisonOptions
-) -> tuple[int, int]:
+) -> tuple[int | str, int]:
     """Return resolution and channels of both sets; (0, 0) for numbers and files of statistics."""
     images = [side for side in sides if isinstance(side, OpenedImages)]
     if len({side.is_array for side in images}) > 1:
@@ -439,7 +444,8 @@ def _choose_size(
             f"reals, fakes: {' and '.join(colors)}. Use --channels 3 to repeat grey to RGB, or --channels 1 to reduce "
             "colour to grey"
         )
-    return options.resolution or scans[0].smallest[0], options.channels or channels.pop()
+    resolution = options.resolution or ImageSize(*scans[0].smallest).resolution
+    return resolution, options.channels or channels.pop()
 
 
 def _check_equal_records(sides: Sequence[OpenedImages]) -> None:
@@ -450,9 +456,8 @@ def _check_equal_records(sides: Sequence[OpenedImages]) -> None:
 
 
 def _check_equal_sizes(sides: Sequence[OpenedImages], scans: Sequence[SizeScan], other_advice: str) -> None:
-    """Refuse images of several sizes, and those that are not square: nothing is resized in silence."""
-    side_lengths = [length for scan in scans for length in (*scan.smallest, *scan.largest)]
-    smallest = min(side_lengths)
+    """Refuse images of several sizes: nothing is resized in silence."""
+    smallest = min(length for scan in scans for length in (*scan.smallest, *scan.largest))
     advice = (
         f"Use --resolution {smallest}, which crops every image of both sets to the largest centred square and resizes "
         f"it with Lanczos{other_advice}"
@@ -464,8 +469,6 @@ def _check_equal_sizes(sides: Sequence[OpenedImages], scans: Sequence[SizeScan],
     sizes = [f"{side.location} has {_format_size(scan.smallest)}" for side, scan in zip(sides, scans)]
     if len({scan.smallest for scan in scans}) > 1:
         raise UsageError(f"reals, fakes: images differ in size: {' and '.join(sizes)}. {advice}")
-    if len({*side_lengths}) > 1:
-        raise UsageError(f"reals, fakes: images are not square: {' and '.join(sizes)}. {advice}")
 
 
 def _format_size(size: tuple[int, int]) -> str:
@@ -478,7 +481,7 @@ def _format_size(size: tuple[int, int]) -> str:
 def _make_space(
     real: OpenedImages | StatsFile,
     fake: OpenedImages | StatsFile,
-    resolution: int,
+    resolution: int | str,
     channels: int,
     options: ComparisonOptions,
 ) -> FeatureSpace:
@@ -501,7 +504,8 @@ def _make_space(
     if ":" in name:
         if not resolution:
             raise UsageError(f"features={name}: is for images, and both sets are files of statistics. Leave it out")
-        return space_from_module(name, (channels, resolution, resolution))
+        size = ImageSize.of(resolution)
+        return space_from_module(name, (channels, size.height, size.width))
     if not resolution and name == "pixels":
         raise UsageError("features=pixels: both sets are files of statistics, of no known size. Leave --features out")
     return named_space(name, resolution, channels, options.inception or None)
@@ -520,7 +524,7 @@ def _check_stats_file(file: StatsFile, space: FeatureSpace, image_shape: tuple[i
     if image_shape and stats.image_shape and stats.image_shape != image_shape:
         raise UsageError(
             f"{file.side}: {file.path} is of images {list(stats.image_shape)}, and the others are {list(image_shape)}. "
-            f"Use `paragan data stats PATH --out {file.path} --resolution {image_shape[1]}`"
+            f"Use `paragan data stats PATH --out {file.path} --resolution {ImageSize(*image_shape[:0:-1]).resolution}`"
         )
     is_other = file.space.hash != space.hash and file.space.name != UNNAMED_SPACE
     if is_other or file.space.num_features != space.num_features:

@@ -21,11 +21,13 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from paragan.core.errors import UsageError
+from paragan.core.image_shape import ImageSize
 from paragan.data.bad_samples import BadSamples
 from paragan.data.dataset import (
     MAX_AUTO_CACHE_BYTES,
     Dataset,
     compute_fingerprint,
+    describe_channels,
     from_arrays,
     header_sample,
     scan_values,
@@ -99,7 +101,7 @@ class ImageSet:
 
     side          : "reals" or "fakes", for messages
     location      : their path or address
-    images        : [N, R, R, C] uint8, in memory or read when they are indexed; or numbers [N, ...] float32
+    images        : [N, H, W, C] uint8, in memory or read when they are indexed; or numbers [N, ...] float32
     labels        : [N] int64 in 0..K-1, or None
     fingerprint   : of shape, labels and pixels; of files, if they are streamed
     cache_key     : the fingerprint if it is of all content, else ""
@@ -126,8 +128,7 @@ class ImageSet:
         if self.images.dtype == np.float32:
             return f"{count} records of {' x '.join(map(str, self.shape))} numbers"
         channels, height, width = self.shape
-        color = "grey" if channels == 1 else "RGB"
-        return f"{count} images, {width} x {height}, {color}, {self.preprocessing}"
+        return f"{count} images, {ImageSize(width, height)}, {describe_channels(channels)}, {self.preprocessing}"
 
 
 class SizeScan(NamedTuple):
@@ -157,7 +158,7 @@ def name_side(side: Side) -> Iterator[None]:
 
 
 def open_image_set(side: Side, content: ImageContent, with_labels: bool, count: int = 0) -> OpenedImages:
-    """Open images: a path or address as `--data` accepts it, arrays [N, R, R, C] uint8 or [N, ...] float, a Dataset.
+    """Open images: a path or address as `--data` accepts it, arrays [N, H, W, C] uint8 or [N, ...] float, a Dataset.
 
     Args:
         side: which of the two sets it is, for messages.
@@ -231,12 +232,13 @@ def scan_sizes(opened: OpenedImages) -> SizeScan:
     return SizeScan(sizes[0], sizes[-1], all(header.is_grey for header in headers), notes)
 
 
-def read_image_set(opened: OpenedImages, resolution: int, channels: int, preprocessing: str) -> ImageSet:
+def read_image_set(opened: OpenedImages, resolution: int | str, channels: int, preprocessing: str) -> ImageSet:
     """Read images into memory, or prepare to read them when they are indexed if they take more than 2 GiB.
 
     Args:
         opened: the images, or numbers, for which the other arguments do not count.
-        resolution: R; images of another size are cropped to the largest square in the centre and resized with Lanczos.
+        resolution: R, or "WIDTHxHEIGHT"; images of another size are cropped to the largest part of this shape in the
+            centre and resized with Lanczos.
         channels: C, 1 (grey) or 3 (RGB).
         preprocessing: what that does to these images, for people.
 
@@ -249,7 +251,7 @@ def read_image_set(opened: OpenedImages, resolution: int, channels: int, preproc
         images = source.array if opened.rows is None else source.array[opened.rows]
     else:
         bad_samples = BadSamples(None, len(source), source.sample_name, 0.0)
-        images = StreamingImages(source, bad_samples, resolution, channels, opened.value_range)
+        images = StreamingImages(source, bad_samples, ImageSize.of(resolution), channels, opened.value_range)
         images.rows = opened.rows
     if isinstance(images, StreamingImages) and source.is_local and images.nbytes <= MAX_AUTO_CACHE_BYTES:
         with name_side(opened.side):

@@ -42,7 +42,7 @@ def compute_reference(
         UsageError: `count` is below 2 or above the number of images.
     """
     num_images = len(dataset.images)
-    channels, resolution, _ = dataset.shape
+    channels, _, _ = dataset.shape
     if count is None:
         count = num_images
     if not 2 <= count <= num_images:
@@ -50,12 +50,12 @@ def compute_reference(
     rows = np.linspace(0, num_images - 1, count).astype(np.int64)
 
     def sample(indices: range) -> Tensor:
-        pixels = dataset.images[rows[indices.start : indices.stop]]  # [n, R, R, C]
+        pixels = dataset.images[rows[indices.start : indices.stop]]  # [n, H, W, C]
         if on_progress:
             on_progress(indices.stop, count)
         return torch.from_numpy(np.ascontiguousarray(pixels.transpose(0, 3, 1, 2)))
 
-    space = named_space(features, resolution, channels, inception)
+    space = named_space(features, dataset.size.resolution, channels, inception)
     metric_names("fd", space)  # refuses a covariance that is too large
     return extract(sample, FeaturePass(space, count, BLOCK_IMAGES, 0, 0, CPU), [GaussianAcc()], SINGLE)
 

@@ -46,6 +46,10 @@ BAD = {  # command line: what its one line must say
     "data inspect digits --fast": ["--fast"],
     "data inspect digits --resolution 0": ["--resolution=0", "64"],
     "data inspect digits --resolution big": ["--resolution", "big"],
+    "data inspect digits --resolution 16x": ["--resolution=16x", "256x128"],
+    "data inspect digits --channels 4": ["digits has 1 channels", "Use 1 or 3"],
+    "data convert digits a --channels 5": ["--channels=5", ".npz or .h5"],
+    "data convert digits a --channels 0": ["--channels=0", "3 (RGB)"],
     "data inspect digits --sheet sheet.jpg": ["sheet.jpg", ".png"],
     "data convert digits": ["TO"],
     "data convert nowhere a.npz": ["nowhere does not exist"],
@@ -277,3 +281,22 @@ def test_a_killed_conversion_leaves_no_output(tmp_path):
         process.send_signal(signal.SIGTERM)
         assert process.wait() == 3
     assert [path.name for path in tmp_path.iterdir()] == ["photos"]
+
+
+def test_sizes_have_the_width_first():
+    photos(side=12)
+    inspected = run_cli("data", "inspect", "photos", "--resolution=16x8")
+    assert "training  16 wide, 8 high, RGB" in inspected.out
+    converted = run_cli("data", "convert", "photos", "a.npz", "--resolution=16x8")
+    assert "each 16 wide, 8 high, RGB" in converted.out
+    with np.load("a.npz") as arrays:
+        assert arrays["images"].shape == (6, 8, 16, 3)
+    assert run_cli("data", "stats", "photos", "--resolution=16x8", "--out=stats.npz").status == 0
+
+
+def test_a_refused_number_of_channels_names_the_option_that_reads_them():
+    np.savez("bands.npz", images=RNG.integers(0, 256, (4, 8, 8, 5), np.uint8))
+    assert "--channels 5" in usage_error("data", "inspect", "bands.npz")
+    assert "training  8 x 8, 5 channels" in run_cli("data", "inspect", "bands.npz", "--channels=5").out
+    assert run_cli("data", "convert", "bands.npz", "bands.h5", "--channels=5").status == 0
+    assert load_data("bands.h5", resolution=None, channels=5).shape == (5, 8, 8)

@@ -587,7 +587,7 @@ def test_unsupported_files_are_refused_with_the_formats(tmp_path):
 
 @pytest.mark.parametrize(
     ("options", "expected"),
-    [({"resolution": 0}, "resolution=0"), ({"resolution": -8}, "power of two"), ({"channels": 4}, "1")],
+    [({"resolution": 0}, "resolution=0"), ({"resolution": -8}, "one number for squares"), ({"channels": 4}, "1")],
 )
 def test_impossible_requests(options, expected):
     assert expected in usage_message("digits", **options)

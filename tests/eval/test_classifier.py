@@ -115,6 +115,13 @@ def test_only_large_images_are_downscaled():
     assert torch.equal(downscale(large), large[:, :, :32, :32])
     small = torch.randint(0, 256, (2, 1, 8, 8), dtype=torch.uint8)
     assert downscale(small) is small
+    assert downscale(torch.zeros(2, 3, 32, 128, dtype=torch.uint8)).shape == (2, 3, 8, 32)
+
+
+def test_images_that_are_not_square_are_classified():
+    images = torch.from_numpy(np.pad(halves()[0], ((0, 0), (2, 2), (0, 0), (0, 0)))).permute(0, 3, 1, 2)  # 12 x 8
+    net = train_classifier(images, torch.from_numpy(halves()[1]), 2, ClassifierTraining(max_samples=64, batch=32))
+    assert net(images[:2]).shape == (2, 64)
 
 
 @pytest.mark.parametrize(("labels", "names"), [(None, ()), (np.zeros(300, int), ("one",))])

@@ -127,6 +127,27 @@ def test_stretching_and_rotation_preserve_area():
     torch.testing.assert_close(maps.det().abs(), torch.ones(500), atol=1e-4, rtol=0)
 
 
+def test_images_that_are_not_square_are_rotated_in_pixels():
+    """Half a turn is exact at any shape, and an eighth of a turn keeps distances: in pixels it is orthogonal."""
+    x = torch.randn(1, 3, 8, 24)
+    half_turn = make_sampler([0.0, 2.0, 0.5, 0.0])
+    torch.testing.assert_close(_transform(x, half_turn), x.rot90(2, (2, 3)), atol=1e-4, rtol=0)
+    sampler = make_sampler([*[0.0, 2.0] * 4, 2.0, 0.625, 0.0])  # only the first rotation
+    (linear,) = _inverse_affine(x, sampler)[:, :2, :2]
+    to_pixels = torch.diag(torch.tensor([24.0, 8.0]))
+    in_pixels = to_pixels @ linear @ to_pixels.inverse()
+    torch.testing.assert_close(in_pixels @ in_pixels.mT, torch.eye(2), atol=1e-5, rtol=0)
+    assert (in_pixels - torch.eye(2)).abs().max() > 0.1
+
+
+@KINDS
+def test_other_numbers_of_channels_are_augmented(augment):
+    x = images(5)
+    output = augment(x, DRAW, "s", torch.tensor(0.9))
+    assert output.shape == x.shape
+    assert all((a != b).any() for a, b in zip(output, x))
+
+
 def test_hue_rotates_about_the_grey_axis():
     turn = _hue_matrix(torch.tensor([0.3, 2 * math.pi / 3]))
     torch.testing.assert_close(turn @ turn.mT, torch.eye(3).expand(2, 3, 3), atol=1e-6, rtol=0)

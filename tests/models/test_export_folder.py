@@ -99,8 +99,8 @@ def test_invalid_models_are_rejected(small, tmp_path):
     ("change", "message"),
     [
         ({"spec": 3}, "3: input should be a dictionary or an instance of Spec"),
-        ({"spec": {"resolution": "big"}}, "resolution=big: input should be a valid integer"),
-        ({"spec": {"resolution": 24, "channels": 3, "classes": 3}}, "data.resolution=24"),
+        ({"spec": {"resolution": "big"}}, "resolution=big: not a size"),
+        ({"spec": {"resolution": 25, "channels": 3, "classes": 3}}, "data.resolution=25"),
         ({"spec": None}, "None: input should be"),
         ({"net": "vgg"}, "there is no vgg; there are: "),
         ({"net": {}}, "it has no name"),

@@ -12,7 +12,7 @@ from paragan.nets import DCGAN, R3GAN, SNGAN, Spec
 from paragan.nets.memory_format import (
     FlattenCL,
     MemoryFormat,
-    Unflatten4x4,
+    UnflattenGrid,
     pad_channels,
     set_memory_format,
     to_memory_format,
@@ -89,7 +89,7 @@ def test_maps_of_a_grey_dcgan_are_channels_last_throughout():
 
 def test_unflatten_to_4x4():
     h = torch.arange(64.0).view(2, 32)
-    square = Unflatten4x4()
+    square = UnflattenGrid((4, 4))
     assert square(h).shape == (2, 2, 4, 4)
     square.memory_format = torch.channels_last
     assert torch.equal(square(h).flatten(1), h)

@@ -140,9 +140,9 @@ def test_gradient_penalty_matches_finite_differences():
 
 
 def test_widths_fall_above_32_px():
-    assert R3GAN().channels(32) == [768] * 4
-    assert R3GAN().channels(256) == [768] * 4 + [384, 192, 96]
-    assert R3GAN().channels(1024)[-1] == 24
+    assert R3GAN().channels(Spec(32, 3)) == [768] * 4
+    assert R3GAN().channels(Spec(256, 3)) == [768] * 4 + [384, 192, 96]
+    assert R3GAN().channels(Spec(1024, 3))[-1] == 24
 
 
 def test_sizes_for_cifar10():
@@ -157,8 +157,8 @@ def test_sizes_for_cifar10():
 @pytest.mark.parametrize(
     ("config", "spec", "words"),
     [
-        (SMALL, Spec(24, 3), "resolution=24: .*Use 32"),
-        (SMALL, Spec(2048, 3), "resolution=2048: .*8 to 1024 pixels. Use 1024"),
+        (SMALL, Spec(25, 3), "resolution=25: .*Use 24 or 28"),
+        (SMALL, Spec(2048, 3), "resolution=2048: .*halve 1 to 8 times.*Use 1792"),
         (R3GAN(width=100), Spec(32, 3), r"nets\.width=100: .*groups of 16. Use 96"),
         (R3GAN(width=24), Spec(256, 3), r"nets\.width=24: .*3 x 2 channels.*Use 64"),
         (R3GAN(width=20), Spec(256, 3), r"2.5 x 2 channels.*Use 64"),

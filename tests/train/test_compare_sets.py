@@ -279,10 +279,14 @@ def test_one_image_of_another_size_among_many_is_noticed(tmp_path):
     assert paragan.compare(REALS, folder, ["fd"], resolution=8)
 
 
-def test_images_that_are_not_square_are_not_cropped_in_silence(tmp_path):
-    folder = write_folder(tmp_path / "wide", [np.zeros((8, 12), np.uint8)] * 3)
-    with pytest.raises(UsageError, match=r"not square: .*12 x 8.* Use --resolution 8, which crops"):
-        paragan.compare(folder, folder, ["fd"])
+def test_images_that_are_not_square_are_scored_as_they_are_or_cropped_on_request(tmp_path):
+    wide = np.random.default_rng(1).integers(0, 256, (60, 8, 12), np.uint8)
+    folder = write_folder(tmp_path / "wide", wide)
+    (score,) = paragan.compare(folder, wide, ["fd"])
+    assert score.value == pytest.approx(0, abs=1e-6)
+    assert "crop" not in score.protocol["data"]
+    (cropped,) = paragan.compare(folder, wide, ["fd"], resolution="6x8")
+    assert "centre crop, Lanczos to 6 x 8" in cropped.protocol["data"]
 
 
 def test_grey_and_colour_are_refused_or_made_alike():

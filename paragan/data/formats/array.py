@@ -8,6 +8,7 @@ from importlib.metadata import distribution
 import numpy as np
 
 from paragan.core.errors import UsageError
+from paragan.core.image_shape import MAX_CHANNELS, PICTURE_CHANNELS, channels_option
 from paragan.data.decode import check_fits_memory
 
 
@@ -16,7 +17,7 @@ class ArraySource:
 
     Args:
         location: what messages call it.
-        images: [N, H, W, C] uint8, C 1 or 3, in memory or memory-mapped; or numbers of any shape, float32 [N, ...].
+        images: [N, H, W, C] uint8, in memory or memory-mapped; or numbers of any shape, float32 [N, ...].
         labels: [N] int64 in 0..K-1, or None.
         classes: [K] names.
         notes: lines for `describe`.
@@ -148,6 +149,31 @@ def to_float32(x: np.ndarray, location: str) -> np.ndarray:
     if bad := int((~np.isfinite(x)).sum()):
         raise UsageError(f"data: {location}: {bad:,} numbers of x are not finite as float32. Leave those records out")
     return x
+
+
+def check_image_shape(shape: tuple[int, ...], location: str, key: str, channels: int | None) -> None:
+    """Check that an array holds images, [N, H, W, C] or [N, H, W].
+
+    Args:
+        shape: of the array.
+        location: what messages call the file.
+        key: what messages call the array.
+        channels: C, if it is neither 1 nor 3.
+
+    Raises:
+        UsageError: it has another shape; says how to move the channels, or which option reads them.
+    """
+    if 0 in shape:
+        raise UsageError(f"data: {location}: {key} are {list(shape)}, no image. Give at least one")
+    if len(shape) == 3 or (len(shape) == 4 and shape[3] in (*PICTURE_CHANNELS, channels)):
+        return
+    what = f"{location}: {key} are {list(shape)}"
+    if len(shape) == 4 and (shape[1] in (*PICTURE_CHANNELS, channels) or shape[1] < min(shape[2:])):
+        option = "" if shape[1] in PICTURE_CHANNELS else f", and {channels_option(shape[1])} reads all of them"
+        raise UsageError(f"data: {what}, expected [N, H, W, C]: {key}.transpose(0, 2, 3, 1) moves the channels{option}")
+    is_possible = len(shape) == 4 and shape[3] <= MAX_CHANNELS
+    option = f". Use {channels_option(shape[3])} to read all" if is_possible else ""
+    raise UsageError(f"data: {what}, expected [N, H, W, C] with C 1 or 3, or [N, H, W]{option}")
 
 
 def load_digits() -> ArraySource:

@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 
 from paragan.core.errors import UsageError
+from paragan.core.image_shape import MAX_CHANNELS, PICTURE_CHANNELS, channels_option
 from paragan.data.formats.class_labels import check_labels, choose_label_key, resolve_class_names
-from paragan.data.formats.read_span import MAX_RECORD_BYTES, FileStamp, read_span
+from paragan.data.formats.read_span import FileStamp, max_record_bytes, read_span
 from paragan.data.source import DecodeError, LabelChoice
 from paragan.data.storage.filesystem import FileSystem, abbreviate, format_error, printable
 
@@ -134,8 +135,10 @@ class Hdf5Source:
                 yield str(error).encode()
 
 
-def open_hdf5(fs: FileSystem, name: str, *, labels: LabelChoice = True) -> Hdf5Source:
+def open_hdf5(fs: FileSystem, name: str, *, labels: LabelChoice = True, channels: int | None = None) -> Hdf5Source:
     """Open the data set in the HDF5 file `name`. Links to other files are not followed.
+
+    Images have 1, 3 or `channels` channels, last or first.
 
     Raises:
         UsageError: it is not HDF5, is damaged, or holds arrays that do not fit.
@@ -152,8 +155,8 @@ def open_hdf5(fs: FileSystem, name: str, *, labels: LabelChoice = True) -> Hdf5S
     with _reraise_as_usage_error(path):
         file = h5py.File(file_or_path, "r", rdcc_nbytes=_CHUNK_CACHE_BYTES, locking=False)
     try:
-        key, images = _find_images(file, path, fs.size(name))
-        channels_first = len(images.shape) == 4 and images.shape[3] not in (1, 3)
+        key, images = _find_images(file, path, fs.size(name), channels)
+        channels_first = len(images.shape) == 4 and images.shape[3] not in (*PICTURE_CHANNELS, channels)
         names = _read_classes(fs, name, file)
         keys = _list_keys(file, path)
         label_key = choose_label_key(keys - {key}, labels, path)
@@ -210,14 +213,14 @@ def _checked_dataset(file: Any, location: str, key: str, size: int) -> Any:
             raise UsageError(
                 f"data: {location}: {key} claims to hold more than the file can, it is damaged. Write it again"
             )
-        if dataset.chunks and math.prod(dataset.chunks) * dataset.dtype.itemsize > MAX_RECORD_BYTES:
+        if dataset.chunks and math.prod(dataset.chunks) * dataset.dtype.itemsize > max_record_bytes():
             raise UsageError(
-                f"data: {location}: {key} has chunks of more than {MAX_RECORD_BYTES:,} bytes. Use smaller chunks"
+                f"data: {location}: {key} has chunks of more than {max_record_bytes():,} bytes. Use smaller chunks"
             )
         return dataset
 
 
-def _find_images(file: Any, location: str, size: int) -> tuple[str, Any]:
+def _find_images(file: Any, location: str, size: int, channels: int | None) -> tuple[str, Any]:
     keys = _list_keys(file, location)
     key = next((key for key in _IMAGE_KEYS if key in keys), None)
     if key is None:
@@ -226,13 +229,19 @@ def _find_images(file: Any, location: str, size: int) -> tuple[str, Any]:
     shape = list(images.shape)
     if images.dtype.kind not in "uif":
         raise UsageError(f"data: {location}: {key} are {images.dtype}, expected numbers. Write images.astype('uint8')")
-    if len(shape) not in (3, 4) or (len(shape) == 4 and not {shape[1], shape[3]} & {1, 3}):
-        raise UsageError(f"data: {location}: {key} are {shape}, expected [N, C, H, W] or [N, H, W, C] with C 1 or 3")
+    if len(shape) not in (3, 4) or (len(shape) == 4 and not {shape[1], shape[3]} & {*PICTURE_CHANNELS, channels}):
+        number = min(shape[1], shape[3]) if len(shape) == 4 else 0
+        option = f". Use {channels_option(number)} to read all" if 0 < number <= MAX_CHANNELS else ""
+        raise UsageError(
+            f"data: {location}: {key} are {shape}, expected [N, C, H, W] or [N, H, W, C] with C 1 or 3{option}"
+        )
     if 0 in shape:
         raise UsageError(f"data: {location}: {key} are {shape}, no image. Give at least one")
-    if images.dtype.itemsize * math.prod(shape[1:]) > MAX_RECORD_BYTES:
+    num_bytes = images.dtype.itemsize * math.prod(shape[1:])
+    if num_bytes > max_record_bytes():
         raise UsageError(
-            f"data: {location}: {key} are {shape}, an image of more than {MAX_RECORD_BYTES:,} bytes: make them smaller"
+            f"data: {location}: {key} are {shape}, an image of more than {max_record_bytes():,} bytes: make them "
+            f"smaller, or use --data.max_pixels={-(-num_bytes // 4)}"
         )
     return key, images
 

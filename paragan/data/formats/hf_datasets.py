@@ -17,7 +17,7 @@ from paragan.data.formats.class_labels import (
     default_class_names,
     require_label_key,
 )
-from paragan.data.formats.read_span import MAX_RECORD_BYTES
+from paragan.data.formats.read_span import max_record_bytes, too_long_message
 from paragan.data.formats.sample_label import label_of_value, number_labels
 from paragan.data.source import DecodeError, LabelChoice
 from paragan.data.storage.filesystem import DirListing, FileSystem, abbreviate, format_error, printable
@@ -76,8 +76,8 @@ class ArrowSource:
             raise DecodeError(format_error(error)) from None
         if not isinstance(data, bytes):
             raise DecodeError("its bytes are not in the data set, only its path: save it again with the images in it")
-        if len(data) > MAX_RECORD_BYTES:
-            raise DecodeError(f"takes {len(data):,} bytes, more than any image ({MAX_RECORD_BYTES:,})")
+        if len(data) > max_record_bytes():
+            raise DecodeError(too_long_message(len(data)))
         return data
 
     def sample_name(self, index: int) -> str:

@@ -20,7 +20,13 @@ import numpy as np
 
 from paragan.core.errors import UsageError
 from paragan.data.decode import check_fits_memory
-from paragan.data.formats.array import ArraySource, DeepArraySource, make_image_source, to_float32
+from paragan.data.formats.array import (
+    ArraySource,
+    DeepArraySource,
+    check_image_shape,
+    make_image_source,
+    to_float32,
+)
 from paragan.data.formats.class_labels import check_labels, choose_label_key, resolve_class_names
 from paragan.data.formats.read_span import FileStamp, read_span
 from paragan.data.source import LabelChoice
@@ -86,10 +92,13 @@ class MmapSource(ArraySource):
         return np.frombuffer(data, np.uint8).reshape(shape)
 
 
-def read_npz(fs: FileSystem, name: str, *, labels: LabelChoice = True) -> ArraySource | DeepArraySource:
+def read_npz(
+    fs: FileSystem, name: str, *, labels: LabelChoice = True, channels: int | None = None
+) -> ArraySource | DeepArraySource:
     """Read the data set in the npz `name`: `images`, or numbers `x`; with `labels` also its labels and classes.
 
-    Labels are called `labels`, or have another usual key, or the key that `labels` names.
+    Images have 1, 3 or `channels` channels. Labels are called `labels`, or have another usual key, or the key that
+    `labels` names.
 
     Large uncompressed images are memory-mapped rather than read; their checksum is not verified then.
 
@@ -105,7 +114,7 @@ def read_npz(fs: FileSystem, name: str, *, labels: LabelChoice = True) -> ArrayS
         if labels:
             _check_spelling(keys, label_key, path)
         images, fingerprint = (
-            _read_images(archive, path, fs, name) if "images" in keys else (_read_x(archive, path), b"")
+            _read_images(archive, path, fs, name, channels) if "images" in keys else (_read_x(archive, path), b"")
         )
         if labels and "classes" in keys and label_key is None:
             raise UsageError(f"data: {path} has classes but no labels: add labels, integers [{len(images)}]")
@@ -128,7 +137,7 @@ def read_npz(fs: FileSystem, name: str, *, labels: LabelChoice = True) -> ArrayS
     return make_image_source(path, images, numbers, classes, notes)
 
 
-def read_npy(fs: FileSystem, name: str) -> ArraySource | DeepArraySource:
+def read_npy(fs: FileSystem, name: str, *, channels: int | None = None) -> ArraySource | DeepArraySource:
     """Read an npy: images [N, H, W] or [N, H, W, C] of integers, without labels; or numbers [N, ...] of floats.
 
     Raises:
@@ -144,22 +153,8 @@ def read_npy(fs: FileSystem, name: str) -> ArraySource | DeepArraySource:
         ) from None
     if x.dtype.kind not in "uib" or x.ndim not in (3, 4):
         return ArraySource(path, to_float32(x, path))
-    _check_image_shape(x.shape, path, "the integers")
+    check_image_shape(x.shape, path, "the integers", channels)
     return make_image_source(path, x)
-
-
-def _check_image_shape(shape: tuple[int, ...], location: str, key: str) -> None:
-    if len(shape) == 4 and shape[3] not in (1, 3) and shape[1] in (1, 3):
-        raise UsageError(
-            f"data: {location}: {key} are {list(shape)}, expected [N, H, W, C]: "
-            f"images.transpose(0, 2, 3, 1) moves the channels"
-        )
-    if len(shape) not in (3, 4) or (len(shape) == 4 and shape[3] not in (1, 3)):
-        raise UsageError(
-            f"data: {location}: {key} are {list(shape)}, expected [N, H, W, C] with C 1 or 3, or [N, H, W]"
-        )
-    if 0 in shape:
-        raise UsageError(f"data: {location}: {key} are {list(shape)}, no image. Give at least one")
 
 
 def _list_keys(archive: zipfile.ZipFile, location: str) -> list[str]:
@@ -194,14 +189,16 @@ def _ignored_keys(keys: Sequence[str], label_key: str | None) -> tuple[str, ...]
     return tuple(key for key in keys if key not in ("images", "x", "labels", "classes", label_key))
 
 
-def _read_images(archive: zipfile.ZipFile, location: str, fs: FileSystem, name: str) -> tuple[np.ndarray, bytes]:
+def _read_images(
+    archive: zipfile.ZipFile, location: str, fs: FileSystem, name: str, channels: int | None
+) -> tuple[np.ndarray, bytes]:
     """Return images [N, H, W, C] or [N, H, W]; and their fingerprint if they are uint8 and mapped."""
     header = _read_header(archive, location, "images")
     shape = header.shape
     dtype = header.dtype
     if dtype.kind not in "uifb":
         raise UsageError(f"data: {location}: images are {dtype}, expected numbers: {_conversion_hint(dtype)}")
-    _check_image_shape(shape, location, "images")
+    check_image_shape(shape, location, "images", channels)
     info = archive.getinfo("images.npy")
     is_stored = info.compress_type == zipfile.ZIP_STORED and not info.flag_bits & 1
     if (

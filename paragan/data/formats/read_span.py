@@ -14,10 +14,12 @@ from contextlib import contextmanager
 from isal.isal_zlib import crc32
 
 from paragan.core.errors import RunError
+from paragan.data.decode import DEFAULT_MAX_PIXELS, pixels_limit
 from paragan.data.source import DecodeError
 from paragan.data.storage.filesystem import FileSystem
 
 MAX_RECORD_BYTES = 2**28  # of one record, encoded or not: no image is larger, so a wrong size in an index fails early
+MAX_HEADER_BYTES = 2**17  # before a member of an archive
 RETRY_DELAYS_S = (0.1, 0.3, 1.0)  # after a transient error
 TRANSIENT_ERRNOS = {  # caused by the machine, its disk or a mount, not by the image
     *(errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.EAGAIN),
@@ -39,8 +41,8 @@ def read_span(fs: FileSystem, name: str, start: int = 0, size: int | None = None
         DecodeError: the record is damaged, or the system reports an error of this file alone.
         RunError: a transient error of the machine lasts for all of RETRY_DELAYS_S.
     """
-    if size is not None and size > MAX_RECORD_BYTES:
-        raise DecodeError(f"takes {size:,} bytes, more than any image ({MAX_RECORD_BYTES:,})")
+    if size is not None and size > max_record_bytes():
+        raise DecodeError(too_long_message(size))
     try:
         data = fs.read(name, start, size)
     except OSError as error:
@@ -48,6 +50,22 @@ def read_span(fs: FileSystem, name: str, start: int = 0, size: int | None = None
     if checksum is not None and crc32(data) != checksum:
         raise DecodeError("does not match its checksum in the index: it was damaged")
     return data
+
+
+def max_record_bytes() -> int:
+    """Return the bytes that a record may have: more where larger images were asked for, 4 for each of their pixels."""
+    limit = pixels_limit()
+    if limit is None or limit <= DEFAULT_MAX_PIXELS:
+        return MAX_RECORD_BYTES
+    return max(MAX_RECORD_BYTES, 4 * limit)
+
+
+def too_long_message(size: int) -> str:
+    """Return why a record of `size` bytes is refused, and what reads it nevertheless, with its header in an archive."""
+    return (
+        f"takes {size:,} bytes, more than any image ({max_record_bytes():,}). If it is to be trusted, "
+        f"--data.max_pixels={-(-(size + MAX_HEADER_BYTES) // 4)} reads it"
+    )
 
 
 def _retry_read(fs: FileSystem, name: str, start: int, size: int | None, error: OSError) -> bytes:

@@ -26,7 +26,7 @@ from paragan.data.formats.dataset_json import (
 )
 from paragan.data.formats.image_folder import format_extensions, map_reads
 from paragan.data.formats.label_files import ImageFiles, read_label_files
-from paragan.data.formats.read_span import MAX_RECORD_BYTES, read_span
+from paragan.data.formats.read_span import max_record_bytes, read_span, too_long_message
 from paragan.data.source import IMAGE_FORMATS, DecodeError, LabelChoice
 from paragan.data.storage.filesystem import FileSystem, format_error, is_litter, printable
 
@@ -83,16 +83,17 @@ class ZipArchive:
             reason = format_error(error)
             raise UsageError(f"data: {self.location} is not a zip, or is damaged ({reason}). Write it again") from None
 
-    def read(self, member: ZipMember, max_bytes: int = MAX_RECORD_BYTES) -> bytes:
+    def read(self, member: ZipMember, max_bytes: int | None = None) -> bytes:
         """Return the contents of a member, verified by its checksum. Raises `DecodeError`."""
         if member.flags & _ENCRYPTED_FLAG:
             raise DecodeError("is encrypted")
         if member.method not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
             raise DecodeError(f"is compressed by method {member.method}, only stored and deflated are supported")
-        if max(member.size, member.compressed_size) > max_bytes:
-            raise DecodeError(
-                f"takes {max(member.size, member.compressed_size):,} bytes, more than any image ({max_bytes:,})"
-            )
+        num_bytes = max(member.size, member.compressed_size)
+        if max_bytes is not None and num_bytes > max_bytes:
+            raise DecodeError(f"takes {num_bytes:,} bytes, more than any such file ({max_bytes:,})")
+        if max_bytes is None and num_bytes > max_record_bytes():
+            raise DecodeError(too_long_message(num_bytes))
         data = self._decompress(member, self._read_compressed(member))
         if len(data) != member.size:
             raise DecodeError(f"does not have the {member.size:,} bytes that the archive says")

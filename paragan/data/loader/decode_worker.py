@@ -1,7 +1,7 @@
 """Processes that decode images.
 
     with DecodeWorker(arena, root) as worker:
-        reasons, cost = worker.decode(samples, mirrored, block, 0)     # block: of the arena, [N, R, R, C] uint8
+        reasons, cost = worker.decode(samples, mirrored, block, 0)     # block: of the arena, [N, H, W, C] uint8
 
 A process has an interpreter of its own, so neither the training loop nor other workers wait for its lock. Encoded
 images, or the byte ranges where they lie, go to it through a socket; pixels come back through shared memory. It is
@@ -30,7 +30,7 @@ from pathlib import Path
 import numpy as np
 
 from paragan.core.errors import RunError
-from paragan.data.decode import decode_into
+from paragan.data.decode import decode_into, pixels_limit, set_pixels_limit
 from paragan.data.formats.read_span import read_span
 from paragan.data.loader.shared_memory import AttachedArena, MemoryBlock, SharedArena
 from paragan.data.source import DecodeError, Record
@@ -98,7 +98,7 @@ class DecodeWorker:
         Args:
             samples: [n] images.
             mirrored: [n] whether to flip each from left to right.
-            block: [N, R, R, C] uint8, of the arena.
+            block: [N, H, W, C] uint8, of the arena.
             start_row: first row that is written.
 
         Returns:
@@ -169,7 +169,7 @@ class DecodeWorker:
         with worker_socket:
             pipe_fd = worker_socket.fileno()
             return subprocess.Popen(
-                [sys.executable, "-P", "-c", _WORKER_CODE.format((pipe_fd, arena_fd, folder))],
+                [sys.executable, "-P", "-c", _WORKER_CODE.format((pipe_fd, arena_fd, folder, pixels_limit()))],
                 pass_fds=(pipe_fd, arena_fd),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -188,14 +188,16 @@ class DecodeWorker:
             return child.wait()
 
 
-def serve(pipe_fd: int, memory_fd: int, folder: str) -> None:
+def serve(pipe_fd: int, memory_fd: int, folder: str, max_pixels: int | None) -> None:
     """Run the process: decode requests until the owner closes the socket.
 
     Args:
         pipe_fd: file descriptor of the socket.
         memory_fd: file descriptor of the arena.
         folder: of the files that byte ranges refer to.
+        max_pixels: of an image, as in the owner.
     """
+    set_pixels_limit(max_pixels)
     _exit_with_parent()
     owner = Connection(pipe_fd)
     arena = AttachedArena(memory_fd)
@@ -229,7 +231,7 @@ def decode_batch(
     Args:
         samples: [n] images.
         mirrored: [n] whether to flip each from left to right.
-        out: [n, R, R, C] uint8.
+        out: [n, H, W, C] uint8.
         fs: folder of the files that byte ranges refer to.
         value_range: the values that become 0 and 255; None for 8-bit images.
 

@@ -36,7 +36,7 @@ class HostTransfer:
         self._next: Future[Tensor] | None = None
 
     def next_batch(self) -> Tensor:
-        """Return the next batch, [N, C, R, R] float32 in [-1, 1]."""
+        """Return the next batch, [N, C, H, W] float32 in [-1, 1]."""
         batch = self._next.result() if self._next else self._convert_next()
         self._next = self._thread.submit(self._convert_next) if self.pipeline.is_ready else None
         return batch
@@ -75,7 +75,7 @@ class CudaTransfer:
         self._last: _PendingCopy | None = None
 
     def next_batch(self) -> Tensor:
-        """Return the next batch, [N, C, R, R] float32 in [-1, 1]."""
+        """Return the next batch, [N, C, H, W] float32 in [-1, 1]."""
         copy = self._next or self._start_copy()
         compute_stream = torch.cuda.current_stream(self.device)
         compute_stream.wait_event(copy.done)

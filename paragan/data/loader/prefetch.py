@@ -1,7 +1,7 @@
 """The prefetch pipeline: fetches and decodes images ahead of the training step.
 
     pipeline = PrefetchPipeline(images, batch_sampler)   # batch_sampler: the images of each batch, without end
-    pixels = pipeline.next_batch()                       # [N, R, R, C] uint8, in the order of the sampler
+    pixels = pipeline.next_batch()                       # [N, H, W, C] uint8, in the order of the sampler
 
 Workers are threads, because decoders release the interpreter's lock and threads share memory for free. If images are so
 small that threads wait for the lock more than they decode, each worker gets a process that decodes into shared memory
@@ -85,7 +85,7 @@ class _PendingBatch:
 
     number    : position in the order of the sampler
     selection : its images
-    block     : [N, R, R, C] uint8, where their pixels go
+    block     : [N, H, W, C] uint8, where their pixels go
     remaining : images not yet decoded
     records   : [N] remote images that were fetched
     unfetched : images not yet fetched, for each chunk
@@ -165,7 +165,7 @@ class PrefetchPipeline:
         self.memory_budget = MemoryBudget(int(prefetch.memory_gb * 2**30))
         self._seekable_source = images.seekable_source
         self._is_encoded = False  # whether records are encoded images, as far as is known
-        is_small = LOCAL_CHUNK_IMAGES * images.resolution**2 * images.channels <= CHUNK_BYTES
+        is_small = LOCAL_CHUNK_IMAGES * images.size.pixels * images.channels <= CHUNK_BYTES
         self._chunk_images = LOCAL_CHUNK_IMAGES if self.is_local and is_small else CHUNK_IMAGES
         self._next_selection = next(batch_sampler)
         batch_bytes = self._batch_bytes(self._next_selection)
@@ -205,7 +205,7 @@ class PrefetchPipeline:
     # Called by the step -------------------------------------------------------------------------------------
 
     def next_batch(self) -> np.ndarray:
-        """Return the next batch, [N, R, R, C] uint8, valid until the next call.
+        """Return the next batch, [N, H, W, C] uint8, valid until the next call.
 
         Raises:
             RunError: an image cannot be read, too many are bad, or nothing arrives.
@@ -303,7 +303,7 @@ class PrefetchPipeline:
     # Starting batches: on the thread of the step ------------------------------------------------------------
 
     def _batch_bytes(self, selection: BatchIndices) -> int:
-        return len(selection.index) * self.images.resolution**2 * self.images.channels
+        return len(selection.index) * self.images.size.pixels * self.images.channels
 
     def _start_batches(self) -> None:
         """Start as many batches as the tuner and the memory limit allow, at least one."""

@@ -29,9 +29,9 @@ def make_contact_sheet(report: DatasetReport) -> Image.Image:
     else:
         classes = _evenly_spaced(np.arange(len(report.source.classes)), _ROWS)
         rows = [_evenly_spaced(good[labels[good] == label], _COLUMNS) for label in classes]
-    side = min(report.resolution, _MAX_CELL_PX)
+    size = report.size.fit_within(_MAX_CELL_PX)
     num_columns = max(map(len, rows))
-    cells = np.zeros((len(rows), num_columns, side, side, report.channels), np.uint8)
+    cells = np.zeros((len(rows), num_columns, size.height, size.width, report.channels), np.uint8)
     for row, indices in zip(cells, rows):
         for cell, index in zip(row, indices):
             _decode_cell(report, int(index), cell)

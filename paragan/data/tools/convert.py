@@ -15,10 +15,19 @@ from PIL import Image
 
 from paragan.core.atomic_write import atomic_output, require_absent
 from paragan.core.errors import RunError, UsageError
+from paragan.core.image_shape import PICTURE_CHANNELS, ImageSize, check_channels, check_resolution
 from paragan.core.rng import epoch_permutation
 from paragan.data.bad_samples import BadSamples
-from paragan.data.dataset import choose_resolution, scan_headers, scan_values
-from paragan.data.decode import DecodeFailure, center_crop_resize, decode_image, decode_into, read_header
+from paragan.data.dataset import check_channels_available, choose_resolution, scan_headers, scan_values
+from paragan.data.decode import (
+    DecodeFailure,
+    center_crop_resize,
+    decode_channels,
+    decode_image,
+    decode_into,
+    read_header,
+    resize_channels,
+)
 from paragan.data.source import Record, Source
 from paragan.data.storage.filesystem import format_error
 from paragan.data.tools.image_info import detect_format, is_rotated
@@ -32,8 +41,9 @@ from paragan.data.value_range import AUTO, ValueRange, parse_range
 class ConvertOptions:
     """How images are written.
 
-    resolution : R of the squares; None keeps files unchanged, and gives pixels the size that all images share, or the
-                 resolution that training would use
+    resolution : R of squares, or "WIDTHxHEIGHT"; None keeps files unchanged, and gives pixels the size that all images
+                 share, or the resolution that training would use
+    channels   : None for grey or RGB, as training would; or all channels of arrays, or 4 for RGB and alpha of files
     encoding   : of files; None keeps files of the right size, byte for byte, and encodes others as PNG
     quality    : of JPEG, 1 to 100, without chroma subsampling
     labels     : whether to write them
@@ -42,7 +52,8 @@ class ConvertOptions:
     range      : `data.range`; images with more than 8 bits are copied by `auto`, and written as 8-bit by any other
     """
 
-    resolution: int | None = None
+    resolution: int | str | None = None
+    channels: int | None = None
     encoding: Literal["png", "jpg"] | None = None
     quality: int = 95
     labels: bool = True
@@ -54,9 +65,14 @@ class ConvertOptions:
         """Return whether files with more than 8 bits are copied: all or none of a set, or `auto` would find less."""
         return not value_range.clips and self.resolution is None and self.encoding is None
 
+    @property
+    def size(self) -> ImageSize | None:
+        """Width and height of the result; None if they are not asked for."""
+        return None if self.resolution is None else check_resolution("--resolution", self.resolution)
+
     def __post_init__(self):
-        if self.resolution is not None and self.resolution < 1:
-            raise UsageError(f"--resolution={self.resolution}: not a size. Use 1 or more, such as 64.")
+        _ = self.size  # raises
+        check_channels("--channels", self.channels)
         if self.shuffle is not None and not 0 <= self.shuffle < 2**63:
             raise UsageError(f"--shuffle={self.shuffle}: not a seed. Use 0 or more, and less than 2^63.")
         if not 1 <= self.quality <= 100:
@@ -68,7 +84,7 @@ class ConvertResult:
     """What was written.
 
     count       : images
-    shape       : (R, R, C) if they are pixels
+    shape       : (H, W, C) if they are pixels
     bad_samples : images that were left out
     notes       : lines for people
     """
@@ -112,7 +128,7 @@ def convert(
     if options.shuffle is not None:
         rows = rows[epoch_permutation(options.shuffle, 0, len(rows))]
     labels = source.labels[rows] if options.labels and source.labels is not None else None
-    shape = _output_shape(source, options.resolution) if output_format.stores_pixels else None
+    shape = _output_shape(source, options, output_format)
     info = DatasetInfo(len(rows), labels, source.classes if labels is not None else (), shape)
     _check_empty_classes(output_format, info)
 
@@ -167,12 +183,19 @@ def encode_record(record: Record, options: ConvertOptions, value_range: ValueRan
     Raises:
         DecodeError: it cannot be decoded, also if its bytes would be kept.
     """
-    image = decode_image(record, value_range)
-    side = options.resolution
-    if isinstance(record, bytes) and _is_encoded(record, options, value_range):
+    if options.channels is None or options.channels in PICTURE_CHANNELS:
+        image = decode_image(record, value_range)
+        channels = options.channels or (1 if image.mode == "L" else 3)
+        is_converted = image.mode != {1: "L", 3: "RGB"}[channels]
+    else:
+        image = Image.fromarray(decode_channels(record, options.channels, value_range))
+        channels = options.channels
+        is_converted = False
+    if isinstance(record, bytes) and not is_converted and _is_encoded(record, options, value_range):
         return record
-    pixels = np.asarray(image) if side is None else center_crop_resize(image, side, 1 if image.mode == "L" else 3)
-    image = Image.fromarray(pixels[:, :, 0] if image.mode == "L" and side else pixels)  # without EXIF: it was applied
+    size = options.size or ImageSize(*image.size)
+    pixels = resize_channels(np.asarray(image), size) if channels == 4 else center_crop_resize(image, size, channels)
+    image = Image.fromarray(pixels[:, :, 0] if channels == 1 else pixels)  # without EXIF: it was applied
     file = io.BytesIO()
     if options.encoding == "jpg":
         image.save(file, "JPEG", quality=options.quality, subsampling=0)
@@ -188,10 +211,10 @@ def _is_encoded(record: bytes, options: ConvertOptions, value_range: ValueRange 
             return False
     if options.encoding and detect_format(record) != {"png": "PNG", "jpg": "JPEG"}[options.encoding]:
         return False
-    if not options.resolution:
+    if not options.size:
         return True
     header = read_header(record)
-    return (header.width, header.height) == (options.resolution, options.resolution) and not is_rotated(record)
+    return (header.width, header.height) == options.size and not is_rotated(record)
 
 
 def _good_indices(
@@ -200,7 +223,9 @@ def _good_indices(
     """Decode all images; return the indices [n] of those that can be decoded, and report the others."""
 
     def try_decode(index: int) -> None:
-        decode_image(source.read(index), value_range)
+        record = source.read(index)
+        if isinstance(record, bytes) or record.ndim == 2 or record.shape[2] in PICTURE_CHANNELS:
+            decode_image(record, value_range)
 
     results = ordered_parallel_map(len(source), try_decode, is_local=source.is_local, progress=progress)
     for index, result in enumerate(results):
@@ -211,14 +236,35 @@ def _good_indices(
     return np.setdiff1d(np.arange(len(source)), list(bad_samples.reasons))
 
 
-def _output_shape(source: Source, resolution: int | None) -> tuple[int, int, int]:
-    """Return the shape (R, R, C) of all images: their own if they are squares of one size, else that of `load_data`."""
+def _output_shape(source: Source, options: ConvertOptions, output_format: OutputFormat) -> tuple[int, int, int] | None:
+    """Return the shape (H, W, C) of all images: their own if they share one size, else that of `load_data`.
+
+    None for formats that store files, after a check that these can hold the channels.
+    """
+    if not output_format.stores_pixels:
+        return _check_file_channels(source, options)
     scan = scan_headers(source, BadSamples(None, len(source), source.sample_name, 1.0))
-    side = resolution
-    if side is None:
-        first_width = int(scan.sizes[0, 0])
-        side = first_width if (scan.sizes == first_width).all() else choose_resolution(scan.sizes)
-    return side, side, 1 if scan.is_grey else 3
+    size = options.size
+    if size is None and (scan.sizes == scan.sizes[0]).all():
+        size = ImageSize(*scan.sizes[0].tolist())
+    if size is None:
+        side = choose_resolution(scan.sizes)
+        size = ImageSize(side, side)
+    channels = options.channels or (1 if scan.is_grey else 3)
+    check_channels_available(source, scan, channels)
+    return size.height, size.width, channels
+
+
+def _check_file_channels(source: Source, options: ConvertOptions) -> None:
+    """Raise UsageError if files cannot hold the channels that are asked for, or the images do not have them."""
+    if options.channels is None:
+        return
+    if options.channels not in (*PICTURE_CHANNELS, 4):
+        raise UsageError(f"--channels={options.channels}: files hold 1, 3 or 4 channels. Use an .npz or .h5")
+    if options.channels == 4 and options.encoding == "jpg":
+        raise UsageError("--channels=4: a JPEG has no transparency. Use --format png")
+    scan = scan_headers(source, BadSamples(None, len(source), source.sample_name, 1.0))
+    check_channels_available(source, scan, options.channels)
 
 
 def _check_empty_classes(output_format: OutputFormat, info: DatasetInfo) -> None:

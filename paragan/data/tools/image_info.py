@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from PIL import ImageStat
 
-from paragan.data.decode import decode_image, exif_orientation, open_image, read_header
+from paragan.core.image_shape import PICTURE_CHANNELS
+from paragan.data.decode import decode_channels, decode_image, exif_orientation, open_image, read_header
 from paragan.data.deep_image import is_grey_alpha, read_values, value_dtype
 from paragan.data.source import Record
 from paragan.data.value_range import ValueRange
@@ -80,10 +81,9 @@ def is_rotated(record: Record) -> bool:
 def inspect_image(record: Record, value_range: ValueRange | None = None) -> ImageInfo:
     """Decode an image by a range and return its properties. Raises `DecodeError`."""
     header = read_header(record)
+    if isinstance(record, np.ndarray) and header.bands not in (0, *PICTURE_CHANNELS):
+        return _inspect_bands(record, value_range)
     image = decode_image(record, value_range)
-    pixels = image.convert("RGB").tobytes()  # a grey image has the same digest whether stored as grey or as RGB
-    digest = hashlib.blake2b(repr(image.size).encode(), digest_size=16)
-    digest.update(pixels)
     return ImageInfo(
         *image.size,
         file_format=detect_format(record),
@@ -93,8 +93,32 @@ def inspect_image(record: Record, value_range: ValueRange | None = None) -> Imag
         has_alpha=header.has_alpha and _has_transparent_pixel(record),
         is_flat=max(ImageStat.Stat(image).stddev) < _FLAT_STDDEV,
         nbytes=record.nbytes if isinstance(record, np.ndarray) else len(record),
-        digest=digest.digest(),
+        digest=_digest(image.size, image.convert("RGB").tobytes()),  # the same whether stored as grey or as RGB
     )
+
+
+def _inspect_bands(record: np.ndarray, value_range: ValueRange | None) -> ImageInfo:
+    """Return the properties of pixels [H, W, C] that are neither grey nor RGB."""
+    height, width, bands = record.shape
+    pixels = decode_channels(record, bands, value_range)
+    return ImageInfo(
+        width,
+        height,
+        file_format=detect_format(record),
+        mode=_mode_name(record),
+        is_grey=False,
+        is_rotated=False,
+        has_alpha=False,
+        is_flat=bool(pixels.reshape(-1, bands).std(0).max() < _FLAT_STDDEV),
+        nbytes=record.nbytes,
+        digest=_digest((width, height), pixels.tobytes()),
+    )
+
+
+def _digest(size: tuple[int, int], pixels: bytes) -> bytes:
+    digest = hashlib.blake2b(repr(size).encode(), digest_size=16)
+    digest.update(pixels)
+    return digest.digest()
 
 
 def _has_transparent_pixel(record: Record) -> bool:
@@ -110,7 +134,8 @@ def _has_transparent_pixel(record: Record) -> bool:
 
 def _mode_name(record: Record) -> str:
     if isinstance(record, np.ndarray):
-        name = "grey" if record.ndim == 2 or record.shape[2] == 1 else "RGB"
+        bands = 1 if record.ndim == 2 else record.shape[2]
+        name = {1: "grey", 3: "RGB"}.get(bands, f"{bands} channels")
         dtype = record.dtype
     else:
         with open_image(record) as image:

@@ -10,19 +10,23 @@ from typing import Any
 import numpy as np
 
 from paragan.core.errors import UsageError
+from paragan.core.image_shape import ImageSize
 from paragan.data.bad_samples import MAX_BAD_FRACTION
 from paragan.data.dataset import (
     MAX_AUTO_CACHE_BYTES,
+    HeaderScan,
+    check_channels_available,
     choose_resolution,
+    describe_channels,
     describe_classes,
     header_sample,
     scan_values,
 )
-from paragan.data.decode import DecodeFailure
+from paragan.data.decode import DecodeFailure, read_header
 from paragan.data.source import DecodeError, Source
 from paragan.data.tools.image_info import ImageInfo, detect_format, inspect_image
 from paragan.data.tools.parallel_map import ProgressFn, ordered_parallel_map
-from paragan.data.value_range import AUTO, ValueRange, parse_range
+from paragan.data.value_range import AUTO, ValueRange, ValueScan, parse_range
 
 UNREADABLE = "unreadable"  # the format of a file that cannot be read at all
 
@@ -43,7 +47,7 @@ class DatasetReport:
     duplicates        : groups of two or more indices of images with equal pixels
     bad_reasons       : index -> reason
     nbytes            : of all good images, encoded
-    resolution        : that training would use
+    size              : that training would use
     channels          : that training would use
     value_range       : the stored values that become 0 and 255; None for 8-bit images
     range_notes       : lines about it for people
@@ -60,7 +64,7 @@ class DatasetReport:
     duplicates: tuple[np.ndarray, ...]
     bad_reasons: dict[int, str]
     nbytes: int
-    resolution: int
+    size: ImageSize
     channels: int
     value_range: ValueRange | None
     range_notes: tuple[str, ...]
@@ -77,9 +81,14 @@ class DatasetReport:
         return [] if labels is None else [group for group in self.duplicates if len(set(labels[group])) > 1]
 
     @property
+    def resolution(self) -> int | str:
+        """What `data.resolution` is for the size."""
+        return self.size.resolution
+
+    @property
     def training_bytes(self) -> int:
         """Memory that the pixels take in training."""
-        return len(self.source) * self.resolution**2 * self.channels
+        return len(self.source) * self.size.pixels * self.channels
 
     @property
     def in_memory(self) -> bool:
@@ -97,7 +106,7 @@ class DatasetReport:
             *(("range", note) for note in self.range_notes),
             ("sizes", _format_sizes(self.sizes[good])),
             ("EXIF", f"{self.num_rotated:,} rotated upright" if self.num_rotated else ""),
-            ("alpha", f"{self.num_with_alpha:,} with transparency, composited on white" if self.num_with_alpha else ""),
+            ("alpha", self._describe_alpha()),
             ("classes", describe_classes(self.source.labels, self.source.classes).removeprefix("no classes") or "none"),
             ("copies", self._describe_duplicates()),
             ("labels", self._describe_conflicts()),
@@ -147,6 +156,12 @@ class DatasetReport:
         bad = {name: f" ({count:,} bad)" for name, count in self.bad_format_counts.items()}
         return ", ".join(f"{name} {count:,}{bad.get(name, '')}" for name, count in self.format_counts.most_common())
 
+    def _describe_alpha(self) -> str:
+        if not self.num_with_alpha:
+            return ""
+        use = "the fourth channel" if self.channels == 4 else "composited on white"
+        return f"{self.num_with_alpha:,} with transparency, {use}"
+
     def _describe_duplicates(self) -> str:
         if not self.duplicates:
             return "none"
@@ -169,9 +184,8 @@ class DatasetReport:
         return f"{len(flat):,} almost constant, such as {self._format_names(flat[:1])}" if len(flat) else "none"
 
     def _describe_training(self) -> str:
-        color = "grey" if self.channels == 1 else "RGB"
         cache = "cached in memory" if self.in_memory else "decoded when needed"
-        line = f"{self.resolution} x {self.resolution}, {color}; {_format_bytes(self.training_bytes)}, {cache}"
+        line = f"{self.size}, {describe_channels(self.channels)}; {_format_bytes(self.training_bytes)}, {cache}"
         if len(self.bad_reasons) <= MAX_BAD_FRACTION * len(self.source):
             return line
         return (
@@ -195,26 +209,27 @@ class DatasetReport:
 
 
 def inspect_dataset(
-    source: Source, *, resolution: int | None = None, value_range: str = AUTO, progress: ProgressFn | None = None
+    source: Source,
+    resolution: int | str | None = None,
+    channels: int | None = None,
+    value_range: str = AUTO,
+    progress: ProgressFn | None = None,
 ) -> DatasetReport:
     """Read and decode every image once. Uses some 40 bytes of memory an image.
 
     Args:
         source: the images.
-        resolution: that training would be asked for; None for the default of `load_data`.
-        value_range: `data.range` of training.
+        resolution, channels, value_range: that training would be asked for; the defaults are those of `load_data`.
         progress: is called with the number of images done, and of all.
 
     Raises:
-        UsageError: no image can be decoded, or the range is wrong or not certain.
+        UsageError: no image can be decoded, they do not have so many channels, or the range is wrong or not certain.
     """
-    scan = scan_values(source)
-    found_range = scan.resolve(parse_range(value_range))
-    count = len(source)
-    sizes = np.zeros((count, 2), np.int32)
-    is_flat = np.zeros(count, bool)
-    is_grey = np.zeros(count, bool)
-    digests = np.zeros(count, "S16")
+    found_range = (scan := scan_values(source)).resolve(parse_range(value_range))
+    sizes = np.zeros((len(source), 2), np.int32)
+    is_flat = np.zeros(len(source), bool)
+    is_grey = np.zeros(len(source), bool)
+    digests = np.zeros(len(source), "S16")
     format_counts = Counter[str]()
     bad_format_counts = Counter[str]()
     mode_counts = Counter[str]()
@@ -234,8 +249,8 @@ def inspect_dataset(
         num_rotated += info.is_rotated
         num_with_alpha += info.has_alpha
         nbytes += info.nbytes
-    is_good = sizes[:, 0] > 0
-    sample = _good_sample(source, is_good, bad_reasons)
+    sample = _good_sample(source, sizes[:, 0] > 0, bad_reasons)
+    size, depth = _training_shape(source, sample, sizes, is_grey, num_with_alpha, resolution, channels)
     return DatasetReport(
         source=source,
         sizes=sizes,
@@ -245,14 +260,35 @@ def inspect_dataset(
         num_rotated=num_rotated,
         num_with_alpha=num_with_alpha,
         is_flat=is_flat,
-        duplicates=_group_duplicates(digests, np.flatnonzero(is_good)),
+        duplicates=_group_duplicates(digests, np.flatnonzero(sizes[:, 0])),
         bad_reasons=bad_reasons,
         nbytes=nbytes,
-        resolution=resolution or choose_resolution(sizes[sample]),
-        channels=1 if is_grey[sample].all() else 3,
+        size=size,
+        channels=depth,
         value_range=found_range,
         range_notes=tuple(scan.describe(found_range)),
     )
+
+
+def _training_shape(
+    source: Source,
+    sample: np.ndarray,
+    sizes: np.ndarray,
+    is_grey: np.ndarray,
+    num_with_alpha: int,
+    resolution: int | str | None,
+    channels: int | None,
+) -> tuple[ImageSize, int]:
+    """Return the size and the channels that training would use, if it is asked for these or leaves them out."""
+    is_all_grey = bool(is_grey[sample].all())
+    bands = frozenset[int]()
+    if detect_format(record := source.read(int(sample[0]))) == "pixels":
+        bands = frozenset([read_header(record).bands])
+    depth = channels or (1 if is_all_grey else 3)
+    check_channels_available(
+        source, HeaderScan(sizes[sample], is_all_grey, ValueScan(), bands=bands, num_alpha=num_with_alpha), depth
+    )
+    return ImageSize.of(choose_resolution(sizes[sample]) if resolution is None else resolution), depth
 
 
 def _good_sample(source: Source, is_good: np.ndarray, bad_reasons: dict[int, str]) -> np.ndarray:

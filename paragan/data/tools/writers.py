@@ -33,7 +33,7 @@ class DatasetInfo:
     count   : images
     labels  : [count] int64 in 0..K-1, or None
     classes : [K] names
-    shape   : (R, R, C) of every image, for formats that store pixels
+    shape   : (H, W, C) of every image, for formats that store pixels
     """
 
     count: int
@@ -46,7 +46,7 @@ class Writer(Protocol):
     """Writes the images of a data set, in order."""
 
     def add(self, record: Record) -> None:
-        """Write the next image: an encoded file, or pixels [R, R, C]."""
+        """Write the next image: an encoded file, or pixels [H, W, C]."""
         ...
 
     def close(self) -> None:
@@ -118,7 +118,7 @@ class ZipWriter:
 
 
 class NpzWriter:
-    """Writes `images` uint8 [N, R, R, C], `labels` int64 [N] and `classes` [K] names, without holding the images."""
+    """Writes `images` uint8 [N, H, W, C], `labels` int64 [N] and `classes` [K] names, without holding the images."""
 
     def __init__(self, out: Path, info: DatasetInfo):
         assert info.shape
@@ -148,15 +148,15 @@ class NpzWriter:
 
 
 class H5Writer:
-    """Writes BigGAN's `imgs` uint8 [N, C, R, R] and `labels` int64 [N], and `classes` [K] names."""
+    """Writes BigGAN's `imgs` uint8 [N, C, H, W] and `labels` int64 [N], and `classes` [K] names."""
 
     def __init__(self, out: Path, info: DatasetInfo):
         import h5py  # slow to import
 
         assert info.shape
-        side, _, channels = info.shape
+        height, width, channels = info.shape
         self.file = h5py.File(out, "w")
-        self.images = self.file.create_dataset("imgs", (info.count, channels, side, side), np.uint8)
+        self.images = self.file.create_dataset("imgs", (info.count, channels, height, width), np.uint8)
         if info.labels is not None:
             self.file["labels"] = info.labels
             self.file["classes"] = np.array([name.encode(errors="replace") for name in info.classes])

@@ -28,7 +28,8 @@ class ADA:
     """Mirroring, quarter turns, shifts, scale, rotation, stretching; brightness, contrast, inversion, hue, saturation.
 
     One departure: the paper resamples at twice the resolution through a wavelet filter, this bilinearly at image
-    resolution. Images must be square.
+    resolution. Hue and saturation change where there are three channels only; brightness, contrast and inversion
+    change all channels.
 
     target : target of E[sign D(real)]: above it p grows, below it p falls
     kimg   : thousands of reals in which p can go from 0 to 1 (the paper: 500)
@@ -39,7 +40,7 @@ class ADA:
     kimg: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 500.0
 
     def __call__(self, images: Tensor, rng: LaneRng, stream: str, probability: Tensor | None) -> Tensor:
-        """Augment images [N, C, H, H] with `probability` p (a scalar); at least float32, differentiable once."""
+        """Augment images [N, C, H, W] with `probability` p (a scalar); at least float32, differentiable once."""
         assert probability is not None
         x = images.to(torch.promote_types(images.dtype, torch.float32))
         sampler = AdaSampler(
@@ -81,14 +82,16 @@ def _transform(x: Tensor, sampler: AdaSampler) -> Tensor:
 
 def _inverse_affine(x: Tensor, sampler: AdaSampler) -> Tensor:
     """Return the maps [N, 3, 3] from output to source coordinates (-1 to 1), composed in the paper's order."""
-    size = x.shape[-1]
+    height, width = x.shape[2:]
+    aspect = height / width
     one = torch.ones_like(sampler.probability).expand(len(x))
     zero = torch.zeros_like(sampler.probability).expand(len(x))
     turn = 2 * math.pi
     mirror = sampler.maybe_apply(1 - 2 * (2 * sampler.uniform()).floor(), 1.0)
     quarter = sampler.maybe_apply((4 * sampler.uniform()).floor(), 0.0) * (turn / 4)
     pixel_shift = [
-        sampler.maybe_apply(((sampler.uniform() * 2 - 1) * (size / 8)).round() * (2 / size), 0.0) for _ in range(2)
+        sampler.maybe_apply(((sampler.uniform() * 2 - 1) * (size / 8)).round() * (2 / size), 0.0)
+        for size in (width, height)
     ]
     scale = sampler.maybe_apply(torch.exp2(sampler.normal() * 0.2), 1.0)
     # The probability of each of two rotations, so that at least one happens with probability p.
@@ -99,12 +102,12 @@ def _inverse_affine(x: Tensor, sampler: AdaSampler) -> Tensor:
     shift = [sampler.maybe_apply(sampler.normal() * (2 / 8), 0.0) for _ in range(2)]
     matrices = (
         _scale_matrix(mirror, one),
-        _rotation_matrix(quarter, zero),
+        _rotation_matrix(quarter, zero, aspect),
         _shift_matrix(*pixel_shift),
         _scale_matrix(1 / scale, 1 / scale),
-        _rotation_matrix(first_rotation, zero),
+        _rotation_matrix(first_rotation, zero, aspect),
         _scale_matrix(1 / stretch, stretch),
-        _rotation_matrix(second_rotation, zero),
+        _rotation_matrix(second_rotation, zero, aspect),
         _shift_matrix(*shift),
     )
     product = matrices[0]
@@ -117,9 +120,10 @@ def _scale_matrix(x: Tensor, y: Tensor) -> Tensor:
     return torch.diag_embed(torch.stack([x, y, torch.ones_like(x)], -1))
 
 
-def _rotation_matrix(angle: Tensor, zero: Tensor) -> Tensor:
+def _rotation_matrix(angle: Tensor, zero: Tensor, aspect: float) -> Tensor:
+    """Rotate in pixels, where coordinates go from -1 to 1 over the width and over the height (`aspect` widths)."""
     cos, sin = angle.cos(), angle.sin()
-    return _stack_rows([cos, -sin, zero], [sin, cos, zero], [zero, zero, zero + 1])
+    return _stack_rows([cos, -sin * aspect, zero], [sin / aspect, cos, zero], [zero, zero, zero + 1])
 
 
 def _shift_matrix(x: Tensor, y: Tensor) -> Tensor:
@@ -132,7 +136,7 @@ def _stack_rows(*rows: list[Tensor]) -> Tensor:
 
 
 def _recolor(x: Tensor, sampler: AdaSampler) -> Tensor:
-    """Apply all colour augmentations to x [N, C, H, W] with C 1 or 3; one channel has no hue or saturation."""
+    """Apply all colour augmentations to x [N, C, H, W]; only three channels have hue and saturation."""
     channels = x.shape[1]
     brightness = sampler.maybe_apply(sampler.normal() * 0.2, 0.0)
     contrast = sampler.maybe_apply(torch.exp2(sampler.normal() * 0.5), 1.0)
@@ -141,7 +145,7 @@ def _recolor(x: Tensor, sampler: AdaSampler) -> Tensor:
     saturation = sampler.maybe_apply(torch.exp2(sampler.normal()), 1.0)
     luma = contrast * (1 - 2 * inverted)  # factor along the grey axis; inversion changes brightness, not hue
     shift = (brightness * luma)[:, None, None, None]
-    if channels == 1:
+    if channels != 3:
         return x * luma[:, None, None, None] + shift
     grey = x.mean(1, keepdim=True)
     hue = _hue_matrix(angle) * (contrast * saturation)[:, None, None]

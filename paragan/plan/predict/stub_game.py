@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from paragan.comm.flat_params import bucket_bytes
+from paragan.core.image_shape import ImageSize
 from paragan.core.types import Batch, DiscriminatorFn, Loss, run_discriminator
 from paragan.game.game import Game
 from paragan.game.player import Player
@@ -26,7 +27,7 @@ class PlannedData(Protocol):
     """What is used of config.sections.DataOptions."""
 
     @property
-    def resolution(self) -> int: ...
+    def resolution(self) -> int | str: ...
     @property
     def channels(self) -> int: ...
     @property
@@ -111,7 +112,8 @@ def make_stub_game(run: PlannedRun, profile: Profile) -> Game:
     """Make a game with the shapes of a run and the sizes of a profile, of tensors without storage."""
     data = run.data
     dtype = torch.bfloat16 if run.device.precision == "bf16" else torch.float32
-    shape = (max(1, data.channels), max(1, data.resolution), max(1, data.resolution))
+    size = ImageSize.of(data.resolution)
+    shape = (max(1, data.channels), max(1, size.height), max(1, size.width))
     g_batch = run.g_batch or run.batch
 
     def make_player(index: int, name: str) -> Player:

@@ -23,6 +23,8 @@ from torch import Tensor
 
 from paragan.core.atomic_write import atomic_output, atomic_write_bytes
 from paragan.core.errors import UsageError
+from paragan.core.image_grid import integer_upscale, visible_channels
+from paragan.core.image_shape import ImageSize
 from paragan.core.rng import CPU
 from paragan.data.dataset import Dataset
 from paragan.eval.features import FeatureSpace, pixels
@@ -288,7 +290,7 @@ def _neighbor_strip(
 
 
 def _load_images(dataset: Dataset, rows: np.ndarray) -> Tensor:
-    """Return images of the data, [n, C, R, R] uint8."""
+    """Return images of the data, [n, C, H, W] uint8."""
     return torch.from_numpy(np.ascontiguousarray(dataset.images[rows].transpose(0, 3, 1, 2)))
 
 
@@ -355,9 +357,11 @@ def write_figures(folder: Path, figures: Sequence[Figure], metadata: dict[str, A
 
 def render_strip(strip: ImageStrip) -> Image.Image:
     """Return the images of a strip side by side, small ones enlarged and large ones reduced."""
-    images = strip.images.permute(0, 2, 3, 1).numpy()  # [n, H, W, C]
-    side_px = max(1, 64 // images.shape[1]) * images.shape[1]
-    tiles = [_resize_tile(image, min(side_px, MAX_SIDE_PX)) for image in images]
+    images = visible_channels(strip.images.permute(0, 2, 3, 1).numpy())  # [n, H, W, 1 or 3]
+    _, height, width, _ = images.shape
+    scale = integer_upscale(images)
+    size = ImageSize(scale * width, scale * height).fit_within(MAX_SIDE_PX)
+    tiles = [_resize_tile(image, size) for image in images]
     gap_px = GAP_PX if strip.gap_after_first else 0
     sheet = Image.new(tiles[0].mode, (gap_px + sum(tile.width for tile in tiles), tiles[0].height), "grey")
     x = 0
@@ -369,7 +373,7 @@ def render_strip(strip: ImageStrip) -> Image.Image:
     return sheet
 
 
-def _resize_tile(pixels: np.ndarray, side_px: int) -> Image.Image:
+def _resize_tile(pixels: np.ndarray, size: ImageSize) -> Image.Image:
     image = Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
-    resampling = Image.Resampling.NEAREST if side_px >= image.width else Image.Resampling.LANCZOS
-    return image.resize((side_px, side_px), resampling)
+    resampling = Image.Resampling.NEAREST if size.width >= image.width else Image.Resampling.LANCZOS
+    return image.resize(size, resampling)

@@ -16,7 +16,7 @@ from PIL import Image
 from paragan.config.user_code import conditioning_input_of, render_fn_of
 from paragan.core.array_plots import check_picture, num_panels, plot_arrays
 from paragan.core.atomic_write import atomic_output
-from paragan.core.image_grid import integer_upscale, make_grid
+from paragan.core.image_grid import integer_upscale, make_grid, visible_channels
 from paragan.data.dataset import Dataset
 from paragan.models.sampler import PerLabelSampler, Sampler
 from paragan.train.averaged_model import averaged_sampler
@@ -66,7 +66,8 @@ def draw_fakes(
         indices, sample_labels, columns = grid_layout(labels)
         fakes = sampler.images(indices, sample_labels, SAMPLE_SEED).permute(0, 2, 3, 1).numpy()
         save_grid(fakes, columns, path)
-        return fakes if fakes.shape[-1] == 3 else fakes.repeat(3, axis=-1)
+        visible = visible_channels(fakes)
+        return visible if visible.shape[-1] == 3 else visible.repeat(3, axis=-1)
     indices = range(num_panels(dataset.shape))
     samples = sampler.images(indices, sampler.labels(indices, SAMPLE_SEED), SAMPLE_SEED).numpy()
     picture = render_samples(nets, samples, dataset)

@@ -271,12 +271,12 @@ def make_feature_space(evaluation: EvaluationOptions, dataset: Dataset) -> Featu
         if name not in ("values", "pixels"):
             raise UsageError(f"evaluation.features={name}: needs images, and the data are arrays. Use values")
         return raw_values(dataset.shape)
-    channels, resolution, _ = dataset.shape
+    channels, _, _ = dataset.shape
     if name == classifier.SPACE_NAME:
         return classifier.untrained_space(dataset.labels, dataset.classes)
     if ":" in name:
         return space_from_module(name, dataset.shape)
-    return named_space(name, resolution, channels, evaluation.inception or None)
+    return named_space(name, dataset.size.resolution, channels, evaluation.inception or None)
 
 
 def prepare_feature_space(
@@ -299,8 +299,9 @@ def _complete_protocol(protocol: EvalProtocol, dataset: Dataset, sampler: Sample
     """Add what a protocol says of the data."""
     preprocessing = "as they are"
     if not dataset.is_array:
-        channels, resolution, _ = dataset.shape
-        preprocessing = f"{resolution}x{resolution}x{channels}, square crop, Lanczos"
+        channels, _, _ = dataset.shape
+        crop = "square crop" if dataset.size.is_square else "centre crop"
+        preprocessing = f"{dataset.size.width}x{dataset.size.height}x{channels}, {crop}, Lanczos"
     return dataclasses.replace(
         protocol,
         data=f"{dataset.fingerprint} {preprocessing}",

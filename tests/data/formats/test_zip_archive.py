@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import struct
 import zipfile
 from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from fake_datasets import (
     FakeRemoteFileSystem,
@@ -275,8 +277,13 @@ def test_a_zip_bomb_is_unpacked_no_further_than_its_declared_size(tmp_path, monk
         open_source(str(where)).read(0)
     monkeypatch.setattr(read_span, "MAX_RECORD_BYTES", 1000)
     where = archive(tmp_path / "b.zip", {"a.png": b"\0" * 2000})
-    with pytest.raises(DecodeError, match="more than any image"):
+    with pytest.raises(DecodeError, match="more than any image") as caught:
         open_source(str(where)).read(0)
+    max_pixels = re.search(r"--data.max_pixels=(\d+) reads it", str(caught.value))
+    assert max_pixels
+    monkeypatch.setattr(read_span, "DEFAULT_MAX_PIXELS", 100)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", int(max_pixels[1]))  # as the field sets it
+    assert open_source(str(where)).read(0) == b"\0" * 2000
 
 
 def test_members_over_each_other_and_twice(tmp_path):

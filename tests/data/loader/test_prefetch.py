@@ -12,6 +12,7 @@ import torch
 from PIL import Image
 
 from paragan.core.errors import RunError, UsageError
+from paragan.core.image_shape import ImageSize
 from paragan.data.bad_samples import BadSamples
 from paragan.data.dataset import load_data
 from paragan.data.lanes import LaneLoader
@@ -60,7 +61,9 @@ class Memory:
 
 
 def streamed(source, max_fraction=0.5):
-    return StreamingImages(source, BadSamples(LABELS, len(source), source.sample_name, max_fraction), 8, 3)
+    return StreamingImages(
+        source, BadSamples(LABELS, len(source), source.sample_name, max_fraction), ImageSize(8, 8), 3
+    )
 
 
 def plan(size=12, flips=False, seed=0):

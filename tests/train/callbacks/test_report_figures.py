@@ -140,6 +140,13 @@ def test_strips_have_a_visible_size(side, displayed):
     assert render_strip(strip).size == (6 * displayed + report_figures.GAP_PX, displayed)
 
 
+def test_strips_keep_the_shape_of_images_and_show_three_channels():
+    strip = report_figures.ImageStrip(torch.zeros(2, 5, 16, 48, dtype=torch.uint8), "", "")
+    picture = render_strip(strip)
+    assert picture.size == (2 * 128, 42)  # 48 x 16, enlarged four times, then reduced to 128 px
+    assert picture.mode == "RGB"
+
+
 def test_a_run_ends_with_figures_for_its_page(run):
     names = {file.name for file in (run / "figures").iterdir()}
     assert {"figures.json", "neighbors-00.png", "latents-03.png", "classes-00.png"} <= names
