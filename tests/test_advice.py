@@ -35,7 +35,14 @@ def inputs(tmp_path_factory) -> Path:
     images = rng.integers(0, 256, (64, 32, 32, 3), np.uint8)
     np.savez(folder / "classes.npz", images=images, labels=np.arange(64) % 4)
     np.savez(folder / "plain.npz", images=images)
+    values = rng.integers(0, 1024, (64, 8, 8, 1), np.uint16)
+    np.savez(folder / "ten_bits.npz", images=values)
+    np.savez(folder / "twelve_bits.npz", images=values * 4)
+    np.savez(folder / "signed.npz", images=np.clip(values.astype(np.int16) - 500, -500, 499))
+    np.savez(folder / "stats.npz", mu=np.zeros(64), sigma=np.eye(64))
     np.savez(folder / "small.npz", images=images[:, :8, :8, :1], labels=np.arange(64) % 10)
+    np.save(folder / "floats.npy", images[..., 0] / 255)
+    np.savez(folder / "floats.npz", images=images[..., 0] / 255)
     np.savez(folder / "numbers.npz", x=rng.normal(size=(64, 2)).astype(np.float32))
     for name, pixels in zip("aabb", images, strict=False):
         (folder / "folder" / name).mkdir(parents=True, exist_ok=True)
@@ -282,6 +289,13 @@ FOLDER_CASES = [
     Case("--data=DIR/fold", "did you mean folder?", ("--data=DIR/folder --batch=4",)),
     Case("--data=DIR/numbers.npz", "Use networks of your own, --nets=module:Class", ()),
     Case(
+        "--data=DIR/floats.npy",
+        "if they are images, store them with np.savez('images.npz', images=x)",
+        ("--data=DIR/floats.npz",),
+    ),
+    Case("--data=RUN", "Use its samples: `paragan sample RUN --count 5000 --out fakes.npz`", ()),
+    Case("DIR/folder", "Use --data DIR/folder", ("~DIR --data=DIR/folder --batch=4",)),
+    Case(
         "--data=DIR/plain.npz --strategy=per-label",
         "Use PATH/<class>/*.png, or an .npz with labels",
         ("--data=DIR/folder --batch=4", "--data=DIR/classes.npz"),
@@ -299,6 +313,9 @@ def test_advice_on_a_run_of_images_works(case, check):
 
 COMMAND_CASES = [
     Case("train", "Use `paragan train digits`, or see `paragan recipes`", ("digits -n",)),
+    Case("train DIR/folder -n --batch=4 --lanes=2", "Use `paragan train folder --data DIR/folder`", ()),
+    Case("train --data=DIR/folder -n --batch=4 --lanes=2", "Use `paragan train folder --data DIR/folder`", ()),
+    Case("train digits -n --lr=1e-4", "did you mean g.optimizer.lr or d.optimizer.lr?", ("~lr --g.optimizer.lr=1e-4",)),
     Case("train digits -n --resume=RUN --run-dir=NEW/x", "Use one of them", ("~resume", "~run-dir")),
     Case("train digits -n --device=cpu", "Set one of device.kind, ", ("~device --device.kind=cpu",)),
     Case("eval RUN --metrics=foo", "did you mean fd?", ("--metrics=fd",)),
@@ -376,6 +393,13 @@ COMMAND_CASES = [
         ("~churn", "--large-scale --hosts=8 --links='25 Gbit/s, 50 us'"),
     ),
     Case("eval RUN --follow --data=DIR/small.npz", "Use those, or leave --follow out", ("~data", "~follow")),
+    Case(
+        "eval --reals DIR/ten_bits.npz --fakes DIR/twelve_bits.npz",
+        "Use --range=0:4095 for both",
+        ("--range=0:4095", "--range=full"),
+    ),
+    Case("eval --reals DIR/signed.npz --fakes DIR/twelve_bits.npz", "Use --range=-500:499", ("--range=-500:499",)),
+    Case("eval --reals DIR/stats.npz --fakes RUN --metrics=fd", "Use its samples: `paragan sample RUN", ()),
     Case("eval LABELS --follow", "Leave it out", ("~follow",)),
     Case("merge RUN --out=NEW/merged", "Use a run of --strategy per-label", ()),
     Case("merge LABELS --out=LABELS", "Use another folder, or leave --out out", ("--out=NEW/merged",)),

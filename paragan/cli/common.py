@@ -80,7 +80,8 @@ def parse_settings(rest: list[str]) -> list[tuple[str, str]]:
     while words:
         word = words.pop(0)
         if not word.startswith("--") or word == "--":
-            raise UsageError(f"{word}: unexpected argument. Set fields as --some.field=value")
+            advice = f"Use --data {word}" if Path(word).exists() else "Set fields as --some.field=value"
+            raise UsageError(f"{word}: unexpected argument. {advice}")
         name, equals, value = word[2:].partition("=")
         if not equals:
             if not words or words[0].startswith("--"):

@@ -92,6 +92,7 @@ def _add_sets_options(p: argparse.ArgumentParser) -> None:
         "--resolution", metavar="R|WxH", help="of both sets: the largest centred parts, resized with Lanczos"
     )
     p.add_argument("--channels", type=int, choices=[1, 3], help="of both sets: 1 makes them grey, 3 RGB")
+    p.add_argument("--range", metavar="MIN:MAX", help="of both sets, of images with more than 8 bits (docs/data.md)")
     p.add_argument("--json", metavar="FILE", help="also write the scores of two sets, with their protocols")
 
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 QUIET_S = 10.0  # until metrics are named on stderr where that is no terminal
 DEFAULT_METRICS = "fd,kid,prdc"
 RUN_ONLY = ("reference", "data", "nets", "follow", "truncation", "patience")  # options that score a run
-SETS_ONLY = ("fakes", "resolution", "channels", "json")  # options that score two sets
+SETS_ONLY = ("fakes", "resolution", "channels", "range", "json")  # options that score two sets
 
 
 def check_options_of_runs(options: argparse.Namespace) -> None:
@@ -64,19 +64,27 @@ def eval_sets(options: argparse.Namespace, parser: argparse.ArgumentParser, argu
         return launch(ranks, without_ranks_option(arguments))
     size = parse_size(options.resolution)
     comparison_options = ComparisonOptions(
-        metrics=tuple((DEFAULT_METRICS if options.metrics is None else options.metrics).split(",")),
+        metrics=tuple((_default_metrics(options) if options.metrics is None else options.metrics).split(",")),
         features=options.features or "",
         inception=options.inception or "",
         resolution=size.resolution if size else 0,
         channels=options.channels or 0,
         count=options.count or 0,
         seed=options.seed or 0,
+        range=options.range or "auto",
     )
 
     def score_sets(world: World, console: RunConsole) -> None:
         _score_sets(options, comparison_options, world, console)
 
     return run_in_world(Run(), launch_info, score_sets, device=options.device)
+
+
+def _default_metrics(options: argparse.Namespace) -> str:
+    """Return the metrics that images allow, or those that files of statistics do."""
+    from paragan.eval.reference_stats import is_reference_stats
+
+    return "fd" if is_reference_stats(options.reals) or is_reference_stats(options.fakes) else DEFAULT_METRICS
 
 
 def _check_options(options: argparse.Namespace, parser: argparse.ArgumentParser) -> None:

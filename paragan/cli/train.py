@@ -118,7 +118,8 @@ def _train(options: argparse.Namespace, rest: list[str], arguments: list[str]) -
     if options.fields:
         return _print_fields()
     if options.recipe is None:
-        raise UsageError("train: which recipe? Use `paragan train digits`, or see `paragan recipes`")
+        example = f"folder --data {options.data}" if options.data else "digits"
+        raise UsageError(f"train: which recipe? Use `paragan train {example}`, or see `paragan recipes`")
     with exit_on_signal():
         run, request, reasons = resolve_run(options, rest)
         return train_on_ranks(options, arguments, run, request, reasons)

@@ -106,7 +106,7 @@ class DataOptions:
     channels: Annotated[int, Field(ge=0, le=MAX_CHANNELS)] = 0
     range: Annotated[str, BeforeValidator(str)] = AUTO
     labels: bool = True
-    label_key: str = ""
+    label_key: Annotated[str, BeforeValidator(str)] = ""
     mirror: bool = False
     only_class: NonNegativeInt | None = None
     cache: CacheMode = "auto"

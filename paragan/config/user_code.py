@@ -7,7 +7,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -105,12 +105,18 @@ def render_fn_of(nets: Any) -> RenderFn | None:
     return getattr(nets, "render", None)
 
 
+def _images_hint(shape: Sequence[int]) -> str:
+    """Return how arrays that may be images become images."""
+    is_image = len(shape) == 2 or (len(shape) == 3 and shape[-1] <= 4)
+    return ", or, if they are images, store them with np.savez('images.npz', images=x)" if is_image else ""
+
+
 def check_nets(nets: Any, spec: Spec) -> None:
     """Raise UsageError if networks cannot be built for such data."""
     if spec.array_shape and not is_user_defined(nets):
         raise UsageError(
-            f"--nets={nets.name}: makes images, and the data are arrays {list(spec.array_shape)}. Use "
-            "networks of your own, --nets=module:Class."
+            f"--nets={nets.name}: makes images, and the data are arrays {list(spec.array_shape)}. Use networks of your "
+            f"own, --nets=module:Class{_images_hint(spec.array_shape)}"
         )
     if check := getattr(nets, "check", None):
         check(spec)

@@ -379,6 +379,8 @@ def _describe_unknown_field(cls: Any, path: str, section: Any) -> str:
         return f"there is no field {path} where {parent}={selected}: it is of {parent}={', '.join(owners)}"
     elsewhere = dict.fromkeys(field.name for field in list_fields(cls) if field.name.rpartition(".")[2] == last_part)
     if elsewhere:
+        depth = min(name.count(".") for name in elsewhere)
+        elsewhere = [name for name in elsewhere if name.count(".") == depth]
         return f"there is no field {path}; did you mean {' or '.join([*elsewhere][:MAX_SIMILAR_NAMES])}?"
     fields = [f"{parent}.{f.name}".strip(".") for f in dataclasses.fields(section) if f.name != "name"]
     return f"there is no field {path}{did_you_mean(path, fields)}"

@@ -35,6 +35,7 @@ SOURCE_FORMATS_HINT = (
     "or one that Hugging Face `datasets` saved"
 )
 
+RUN_FILE = "run.yaml"  # of the folders that training writes
 MAX_OUTER_FOLDERS = 4  # around the folder that holds the data
 
 
@@ -128,6 +129,11 @@ def _open_folder(
         if source is None:
             raise
         return source
+    if RUN_FILE in listing.files and "checkpoints" in listing.folders:
+        raise UsageError(
+            f"data: {fs.location} is a run. Use its samples: "
+            f"`paragan sample {fs.location} --count 5000 --out fakes.npz`"
+        )
     if is_hf_dataset(listing):
         return open_hf_dataset(fs, listing, labels=labels)
     if DATASET_JSON in listing.files:

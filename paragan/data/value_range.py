@@ -28,6 +28,8 @@ FULL = "full"
 
 _DEPTHS = (8, 10, 12, 14, 16)  # bits that cameras and scanners have
 _MAX_8_BIT = 255
+MAX_VALUE = 1e30  # of stored values: differences of larger ones overflow
+_MAX_EXACT = 2**53  # integers below it are exact as floats
 _MIN_SPREAD = 16  # of 255 levels: of images with a smaller spread in every channel almost nothing can be seen
 
 
@@ -98,6 +100,8 @@ def parse_range(text: str) -> RangeOption:
         low, high = map(float, numbers.split(":"))
     except ValueError:
         raise UsageError(f"data.range={text}: not a range. Use auto, full, or MIN:MAX such as 0:4095") from None
+    if max(abs(low), abs(high)) > MAX_VALUE:
+        raise UsageError(f"data.range={text}: too large. Use MIN and MAX between -{MAX_VALUE:g} and {MAX_VALUE:g}")
     if not (math.isfinite(low) and math.isfinite(high) and low < high):
         raise UsageError(f"data.range={text}: MIN must be below MAX. Use auto, full, or MIN:MAX such as 0:4095")
     return ValueRange(low, high, clips=numbers == text)
@@ -133,12 +137,14 @@ def find_extremes(values: np.ndarray) -> tuple[float, float]:
     if not (np.isfinite(low) and np.isfinite(high)):
         count = int(np.count_nonzero(~np.isfinite(values)))
         raise DecodeError(f"{count:,} of {values.size:,} values are NaN or infinite")
+    if max(-float(low), float(high)) > MAX_VALUE:
+        raise DecodeError(f"holds values from {float(low):g} to {float(high):g}, and {MAX_VALUE:g} is the largest")
     return low.item(), high.item()
 
 
 def format_value(value: float) -> str:
     """Format a stored value so that `parse_range` reads it."""
-    return str(int(value)) if value == int(value) else f"{value:.7g}"
+    return str(int(value)) if abs(value) < _MAX_EXACT and value == int(value) else repr(float(value))
 
 
 @dataclass(frozen=True)
@@ -208,7 +214,8 @@ class ValueScan:
         if value_range is not None and changed:
             low, high = _extremes_of(changed)
             of_images = f"{_count_images(changed)} of {_type_names({image.dtype for image in changed})}"
-            line = f"values {_format(low, high)} found in {of_images}; {value_range} becomes 0:255"
+            found = format_value(low) if low == high else _format(low, high)
+            line = f"values {found} found in {of_images}; {value_range} becomes 0:255"
             line += f" ({_describe_mapping(value_range, changed)})"
             lines.append(line if changed != self.deep or not self.plain else f"{line}; 8-bit images are unchanged")
         elif value_range is not None and value_range.clips:
@@ -324,8 +331,8 @@ def _describe_mapping(value_range: ValueRange, images: Sequence[ImageValues]) ->
 
 def _format(low: float, high: float) -> str:
     """Format a range that holds both values, for `parse_range`."""
-    if low == high:
-        high = low + 1
+    if float(low) == float(high):
+        high = max(low + 1, math.nextafter(low, math.inf))
     return f"{format_value(low)}:{format_value(high)}"
 
 

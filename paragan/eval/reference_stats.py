@@ -204,7 +204,7 @@ def recorded_space(path: str | Path, field: str = "reference") -> FeatureSpace:
     """
     file = Path(path).expanduser()
     arrays = _read_arrays(file, field)
-    if arrays["mu"].ndim != 1:
+    if arrays["mu"].ndim != 1 or not arrays["mu"].size:
         raise UsageError(f"{field}={file}: mu is {list(arrays['mu'].shape)}. Use a file with mu [F] and sigma [F, F]")
     name, digest, resizer = (str(arrays.get(key, "")) for key in ("space", "space_hash", "resizer"))
     if not (digest and re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", name)):

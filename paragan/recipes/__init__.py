@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from paragan.config.batch_scaling import scale_to_batch
@@ -22,6 +23,8 @@ RECIPES: dict[str, Callable[[], Run]] = {recipe.__name__: recipe for recipe in _
 
 def get_recipe(name: str) -> Run:
     """Return the run of a recipe. Raises UsageError with the nearest name if there is none."""
+    if name not in RECIPES and Path(name).exists():
+        raise UsageError(f"recipe={name}: is a path, and no recipe. Use `paragan train folder --data {name}`")
     if name not in RECIPES:
         raise UsageError(
             f"recipe={name}: there is no such recipe{did_you_mean(name, RECIPES)}. `paragan recipes` lists them"

@@ -22,6 +22,7 @@ import torch
 from paragan.core.devices import pick_device
 from paragan.core.errors import UsageError
 from paragan.core.image_shape import ImageSize
+from paragan.data.value_range import AUTO, RangeOption, format_value, parse_range
 from paragan.eval import classifier
 from paragan.eval.accumulators import ClassGaussianAcc, GaussianAcc
 from paragan.eval.evaluate import ClassLabels, EvalProtocol, Score, compute_feature_stats, score_stats
@@ -59,6 +60,7 @@ class ComparisonOptions:
     resolution : both sets are cropped to this shape (one number: squares) and resized with Lanczos; 0: both are used as
                  they are
     channels   : 1 grey, 3 RGB; 0: those of both sets
+    range      : the stored values that become black and white, of images with more than 8 bits: `data.range`
     count      : number of fakes, evenly spaced; 0: all
     seed       : of the subsets of kid and of the splits of is
     """
@@ -70,6 +72,7 @@ class ComparisonOptions:
     channels: int = 0
     count: int = 0
     seed: int = 0
+    range: str = AUTO
 
 
 @dataclass(frozen=True)
@@ -138,6 +141,7 @@ def compare(
     channels: int = 0,
     count: int = 0,
     seed: int = 0,
+    value_range: str = AUTO,
     device: str = "auto",
 ) -> list[Score]:
     """Score fakes against reals. `paragan eval --reals A --fakes B` does the same, also on several ranks.
@@ -154,6 +158,7 @@ def compare(
         channels: 1 (grey) or 3 (RGB); 0: those of both sets.
         count: Number of fakes, evenly spaced; 0: all.
         seed: Seed of the subsets of kid and of the splits of is.
+        value_range: Stored values that become black and white in images with more than 8 bits: auto, full or MIN:MAX.
         device: cpu, cuda, mps or auto.
 
     Returns:
@@ -164,7 +169,7 @@ def compare(
             is unknown, needs more images or labels, or is not possible with a file of statistics.
     """
     names = metrics.split(",") if isinstance(metrics, str) else metrics
-    options = ComparisonOptions(tuple(names), features, inception, resolution, channels, count, seed)
+    options = ComparisonOptions(tuple(names), features, inception, resolution, channels, count, seed, value_range)
     return score_comparison(prepare_comparison(reals, fakes, options), device=pick_device(device))
 
 
@@ -180,8 +185,9 @@ def prepare_comparison(reals: ImageContent, fakes: ImageContent, options: Compar
             f"inception={options.inception}: is not used by features={options.features}. Leave one of them out"
         )
     with_labels = any(metric.needs_labels for metric in metrics) or options.features == classifier.SPACE_NAME
-    real = _open_side("reals", reals, with_labels)
-    fake = _open_side("fakes", fakes, with_labels, options.count)
+    value_range = parse_range(options.range)
+    real = _open_side("reals", reals, with_labels, value_range)
+    fake = _open_side("fakes", fakes, with_labels, value_range, options.count)
     for side in (real, fake):
         _check_stats_suffice(side, options)
         _check_counts(side, options)
@@ -190,6 +196,7 @@ def prepare_comparison(reals: ImageContent, fakes: ImageContent, options: Compar
         real, fake, classes = _match_classes(real, fake, options.metrics)
     sizes = [scan_sizes(side) for side in (real, fake) if isinstance(side, OpenedImages) and not side.is_array]
     resolution, channels = _choose_size([real, fake], sizes, options)
+    _check_equal_ranges(real, fake)
     space = _make_space(real, fake, resolution, channels, options)
     for name in options.metrics:
         metric_names(name, space)
@@ -296,9 +303,11 @@ def _side_stats(
 # checks -------------------------------------------------------------------------------------------------
 
 
-def _open_side(side: Side, content: ImageContent, with_labels: bool, count: int = 0) -> OpenedImages | StatsFile:
+def _open_side(
+    side: Side, content: ImageContent, with_labels: bool, value_range: RangeOption, count: int = 0
+) -> OpenedImages | StatsFile:
     if not isinstance(content, str | Path) or not is_reference_stats(content):
-        return open_image_set(side, content, with_labels, count)
+        return open_image_set(side, content, with_labels, count, value_range)
     if count:
         raise UsageError(f"count={count}: {side} {content} is a file of statistics, of no images. Leave --count out")
     path = Path(content).expanduser()
@@ -469,6 +478,21 @@ def _check_equal_sizes(sides: Sequence[OpenedImages], scans: Sequence[SizeScan],
     sizes = [f"{side.location} has {_format_size(scan.smallest)}" for side, scan in zip(sides, scans)]
     if len({scan.smallest for scan in scans}) > 1:
         raise UsageError(f"reals, fakes: images differ in size: {' and '.join(sizes)}. {advice}")
+
+
+def _check_equal_ranges(real: OpenedImages | StatsFile, fake: OpenedImages | StatsFile) -> None:
+    """Refuse images with more than 8 bits whose values would become pixels in two ways."""
+    ranges = {
+        side.location: side.value_range
+        for side in (real, fake)
+        if isinstance(side, OpenedImages) and side.value_range is not None
+    }
+    if len(set(ranges.values())) > 1:
+        found = " and ".join(f"{location} has {value_range}" for location, value_range in ranges.items())
+        low = min(value_range.low for value_range in ranges.values())
+        high = max(value_range.high for value_range in ranges.values())
+        common = f"{format_value(low)}:{format_value(high)}"
+        raise UsageError(f"range=auto: values differ in range: {found}. Use --range={common} for both")
 
 
 def _format_size(size: tuple[int, int]) -> str:

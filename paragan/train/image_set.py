@@ -46,6 +46,8 @@ ImageContent = str | Path | np.ndarray | Dataset
 REMOTE_THREADS = 32
 RUN_OPTIONS = {  # what messages about data suggest to a run -> the same for a comparison
     ", or allow more with --data.max_bad_fraction": "",
+    "--data.range": "--range",
+    "data.range": "range",
     "--data.labels=false": "--metrics fd,kid,prdc, which need no labels",
 }
 
@@ -157,7 +159,9 @@ def name_side(side: Side) -> Iterator[None]:
         raise UsageError(f"{side}: {text}") from error
 
 
-def open_image_set(side: Side, content: ImageContent, with_labels: bool, count: int = 0) -> OpenedImages:
+def open_image_set(
+    side: Side, content: ImageContent, with_labels: bool, count: int = 0, value_range: RangeOption = AUTO
+) -> OpenedImages:
     """Open images: a path or address as `--data` accepts it, arrays [N, H, W, C] uint8 or [N, ...] float, a Dataset.
 
     Args:
@@ -165,13 +169,14 @@ def open_image_set(side: Side, content: ImageContent, with_labels: bool, count: 
         content: where or what they are.
         with_labels: whether labels are read.
         count: use so many, evenly spaced; 0 for all.
+        value_range: `data.range`, of images with more than 8 bits.
 
     Raises:
         UsageError: there are none, they cannot be read, or they are fewer than `count`.
     """
     location = printable(redact_url(str(content))) if isinstance(content, str | Path) else "the array"
     with name_side(side):
-        opened = _open_content(side, location, content, with_labels)
+        opened = _open_content(side, location, content, with_labels, value_range)
     size = len(opened)
     if count > size:
         raise UsageError(f"count={count}: {side} are {size} images in {location}. Use count={size} or less")
@@ -182,9 +187,10 @@ def open_image_set(side: Side, content: ImageContent, with_labels: bool, count: 
     return dataclasses.replace(opened, rows=rows, labels=None if opened.labels is None else opened.labels[selected])
 
 
-def _open_content(side: Side, location: str, content: ImageContent, with_labels: bool) -> OpenedImages:
+def _open_content(
+    side: Side, location: str, content: ImageContent, with_labels: bool, value_range: RangeOption
+) -> OpenedImages:
     rows: np.ndarray | None = None
-    value_range: RangeOption = AUTO
     if isinstance(content, np.ndarray):
         content = from_arrays(content)
     if not isinstance(content, Dataset):
@@ -192,7 +198,7 @@ def _open_content(side: Side, location: str, content: ImageContent, with_labels:
     elif isinstance(content.images, StreamingImages):
         source = content.images.source
         rows = content.images.rows
-        value_range = content.value_range or AUTO
+        value_range = content.value_range or value_range
     else:
         source = ArraySource(location, content.images)
     labelled = content if isinstance(content, Dataset) else source
