@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import unicodedata
 from collections.abc import Collection, Iterable, Sequence
 
@@ -12,6 +13,7 @@ from paragan.data.source import LabelChoice
 from paragan.data.storage.filesystem import abbreviate, printable
 
 LABEL_KEYS = ("labels", "label", "y", "y_train", "targets", "target", "class")  # of arrays in one file
+TWO_LEVELS = ("coarse_label", "fine_label")  # of classes, as CIFAR-100 has them: neither is the usual one
 
 
 def choose_label_key(keys: Collection[str], labels: LabelChoice, location: str) -> str | None:
@@ -23,7 +25,7 @@ def choose_label_key(keys: Collection[str], labels: LabelChoice, location: str) 
         location: what messages call the file.
 
     Raises:
-        UsageError: there is no such key, or several could be meant.
+        UsageError: there is no such key, several could be meant, or one of another name looks like labels.
     """
     if isinstance(labels, str):
         return require_label_key(keys, labels, location)
@@ -32,9 +34,27 @@ def choose_label_key(keys: Collection[str], labels: LabelChoice, location: str) 
     if LABEL_KEYS[0] in keys:
         return LABEL_KEYS[0]
     usual = sorted(key for key in keys if key.lower() in LABEL_KEYS)
+    levels = sorted(key for key in keys if key.lower() in TWO_LEVELS)
+    if len(levels) > 1 and {"label", "labels"}.isdisjoint(map(str.lower, usual)):
+        raise ambiguous_labels_error(levels, location)
     if len(usual) > 1:
         raise ambiguous_labels_error(usual, location)
-    return usual[0] if usual else None
+    if usual:
+        return usual[0]
+    similar = sorted(key for key in keys if _resembles_labels(key))
+    if len(similar) > 1:
+        raise ambiguous_labels_error(similar, location)
+    if similar:
+        name = printable(similar[0])
+        raise UsageError(
+            f"data: {location} has no {LABEL_KEYS[0]}, but {name}. Use --data.label_key={name} if these are the "
+            "labels, or --data.labels=false"
+        )
+    return None
+
+
+def _resembles_labels(key: str) -> bool:
+    return "label" in key.lower() or bool(difflib.get_close_matches(key.lower(), LABEL_KEYS[:2], cutoff=0.8))
 
 
 def require_label_key(keys: Collection[str], key: str, location: str) -> str:

@@ -12,6 +12,7 @@ import numpy as np
 
 from paragan.core.errors import UsageError
 from paragan.data.formats.class_labels import (
+    TWO_LEVELS,
     ambiguous_labels_error,
     check_labels,
     default_class_names,
@@ -31,7 +32,6 @@ _LABEL_COLUMNS = (  # decide between several columns of classes
     *("label", "labels", "fine_label", "class", "class_name", "category", "cls", "target"),
 )
 _UNTYPED_LABEL_COLUMNS = (*_LABEL_COLUMNS, "class_id", "label_id", "targets", "y", "coarse_label")  # if none has a type
-_TWO_LEVELS = {"coarse_label", "fine_label"}  # of classes, as CIFAR-100 has them: neither is the usual one
 
 
 class ArrowSource:
@@ -196,8 +196,8 @@ def _label_column(features: Any, labels: LabelChoice, location: str) -> str | No
     usual = [candidates[name] for name in names if name in candidates]
     if columns and not usual:
         raise ambiguous_labels_error(columns, location)
-    if candidates.keys() >= _TWO_LEVELS and candidates.keys().isdisjoint(_LABEL_COLUMNS[:2]):
-        raise ambiguous_labels_error([candidates[name] for name in sorted(_TWO_LEVELS)], location)
+    if candidates.keys() >= {*TWO_LEVELS} and candidates.keys().isdisjoint(_LABEL_COLUMNS[:2]):
+        raise ambiguous_labels_error([candidates[name] for name in TWO_LEVELS], location)
     return usual[0] if usual else None
 
 

@@ -111,8 +111,8 @@ def read_npz(
     with _open_archive(fs, name) as archive:
         keys = _list_keys(archive, path)
         label_key = choose_label_key(keys, labels, path)
-        if labels:
-            _check_spelling(keys, label_key, path)
+        if labels and "classes" not in keys:
+            _check_spelling_of_classes(keys, label_key, path)
         images, fingerprint = (
             _read_images(archive, path, fs, name, channels) if "images" in keys else (_read_x(archive, path), b"")
         )
@@ -172,17 +172,14 @@ def _list_keys(archive: zipfile.ZipFile, location: str) -> list[str]:
     return keys
 
 
-def _check_spelling(keys: Sequence[str], label_key: str | None, location: str) -> None:
-    """Raise UsageError for a key that looks like labels or classes, which are missing."""
-    for key in ("labels", "classes"):
-        if key in keys or (key == "labels" and label_key):
-            continue
-        similar = difflib.get_close_matches(key, _ignored_keys(keys, label_key), n=1)
-        if similar:
-            raise UsageError(
-                f"data: {location} has {printable(similar[0])}, which should be called {key}; expected "
-                f"{EXPECTED_KEYS}; or use --data.labels=false"
-            )
+def _check_spelling_of_classes(keys: Sequence[str], label_key: str | None, location: str) -> None:
+    """Raise UsageError for a key that looks like the names of classes, which are missing."""
+    similar = difflib.get_close_matches("classes", _ignored_keys(keys, label_key), n=1)
+    if similar:
+        raise UsageError(
+            f"data: {location} has {printable(similar[0])}, which should be called classes; expected "
+            f"{EXPECTED_KEYS}; or use --data.labels=false"
+        )
 
 
 def _ignored_keys(keys: Sequence[str], label_key: str | None) -> tuple[str, ...]:
