@@ -256,6 +256,8 @@ def _read_table(files: ImageFiles, name: str, column: str) -> _Table:
         raise UsageError(
             f"data: {path} cannot be read ({format_error(error)}). Write it with columns {_EXPECTED_TABLE}, {_REMEDY}"
         ) from None
+    if not columns:
+        return _Table(name, problem=_no_rows_message(path))
     by_lower = {key.lower(): key for key in reversed(columns)}
     file_column = next((by_lower[key] for key in _FILE_COLUMNS if key in by_lower), None)
     if column:
@@ -264,6 +266,11 @@ def _read_table(files: ImageFiles, name: str, column: str) -> _Table:
         column = next((by_lower[key] for key in _LABEL_COLUMNS if key in by_lower), "")
     if not column or file_column is None:
         return _Table(name, problem=_unusable_table_message(path, columns, column))
+    for key in (file_column, column):
+        if columns.count(key) > 1:
+            raise UsageError(
+                f"data: {path} has the column {printable(key)} twice. Give each a name of its own, {_REMEDY}"
+            )
     table = _Table(name, column)
     folder = name[: len(name) - len(_base_of(name))]
     for row in rows:
@@ -281,6 +288,8 @@ def _read_table(files: ImageFiles, name: str, column: str) -> _Table:
                 f"data: {path} names {printable(file_name)} twice, as {printable(str(first))} and "
                 f"{printable(str(label))}. Leave one out, {_REMEDY}"
             )
+    if not rows:
+        table.problem = _no_rows_message(path)
     return table
 
 
@@ -301,6 +310,10 @@ def _parse_jsonl(data: bytes) -> tuple[list[str], list[dict]]:
     return list(dict.fromkeys(key for row in rows for key in row)), rows
 
 
+def _no_rows_message(path: str) -> str:
+    return f"data: {path} has no rows. Write one for each image, with columns {_EXPECTED_TABLE}, {_REMEDY}"
+
+
 def _unusable_table_message(path: str, columns: Sequence[str], column: str) -> str:
     shown = abbreviate(columns, 10) or "nothing"
     if column:
@@ -315,26 +328,26 @@ def _join_tables(files: ImageFiles, tables: Sequence[_Table]) -> FileLabels:
     """Return the labels of all images, each from one of the tables.
 
     Raises:
-        UsageError: a table cannot be used, or an image is in none.
+        UsageError: a table cannot be used, tables contradict each other, or an image is in none.
     """
-    label_by_name: dict[str, Label] = {}
-    for table in tables:
-        if table.problem:
-            raise UsageError(table.problem)
-        label_by_name |= table.label_by_name
-        folder = table.name[: len(table.name) - len(_base_of(table.name))]
-        if files.outer.startswith(folder):  # a table around the images may name them without their folder
-            for name, label in table.label_by_name.items():
-                label_by_name.setdefault(files.outer + name.removeprefix(folder), label)
+    label_by_name = _merge_tables(files, tables)
+    path = files.display_path(abbreviate([table.name for table in tables]))
     labels: list[Label] = []
     missing: list[str] = []
+    row_names: set[str] = set()  # that rows of these images may have
     for image in map(to_nfc, files.images):
-        label = label_by_name.get(image, label_by_name.get(image.rpartition(".")[0]))
+        stem = image.rpartition(".")[0]
+        row_names |= {image, stem}
+        label = label_by_name.get(image, label_by_name.get(stem))
         if label is None:
             missing.append(image)
-        else:
-            labels.append(label)
-    path = files.display_path(tables[0].name)
+            continue
+        if label != label_by_name.get(stem, label):
+            raise UsageError(
+                f"data: {path} names {printable(image)} as {printable(str(label))}, and {printable(stem)} as "
+                f"{printable(str(label_by_name[stem]))}. Leave one out, {_REMEDY}"
+            )
+        labels.append(label)
     if missing:
         raise UsageError(
             f"data: {path} has no label of {len(missing):,} of {len(files.images):,} images ({abbreviate(missing)}). "
@@ -343,11 +356,41 @@ def _join_tables(files: ImageFiles, tables: Sequence[_Table]) -> FileLabels:
     numbers, names = number_labels(labels, [files.display_path(image) for image in files.images], _NO_LABEL)
     array = np.array(numbers, np.int64)
     check_labels(array, path, len(names) or None)
-    num_rows = sum(len(table.label_by_name) for table in tables)
+    num_others = sum(
+        row_names.isdisjoint(_possible_names(files, table, name)) for table in tables for name in table.label_by_name
+    )
     note = f"labels of {abbreviate([table.name for table in tables])}, column {printable(tables[0].column)}"
-    if num_rows > len(labels):
-        note += f"; {num_rows - len(labels):,} of its rows name other files"
+    if num_others:
+        note += f"; {num_others:,} of the rows name other files"
     return FileLabels(array, resolve_class_names(array, names), frozenset(table.name for table in tables), note)
+
+
+def _merge_tables(files: ImageFiles, tables: Sequence[_Table]) -> dict[str, Label]:
+    """Return the label of each name that the rows of the tables may mean."""
+    label_by_name: dict[str, Label] = {}
+    table_by_name: dict[str, _Table] = {}
+    for table in tables:
+        if table.problem:
+            raise UsageError(table.problem)
+        for name, label in table.label_by_name.items():
+            for possible in _possible_names(files, table, name):
+                first = label_by_name.setdefault(possible, label)
+                other = table_by_name.setdefault(possible, table)
+                if first != label:
+                    place = "" if other is table else f" in {printable(other.name)}"
+                    raise UsageError(
+                        f"data: {files.display_path(table.name)} names {printable(name)} as {printable(str(label))}, "
+                        f"but it is {printable(str(first))}{place}. Leave one out, {_REMEDY}"
+                    )
+    return label_by_name
+
+
+def _possible_names(files: ImageFiles, table: _Table, name: str) -> set[str]:
+    """Return the paths that a row may mean: a table around the images may name them without their folder."""
+    folder = table.name[: len(table.name) - len(_base_of(table.name))]
+    if not files.outer.startswith(folder):
+        return {name}
+    return {name, files.outer + name.removeprefix(folder)}
 
 
 def _require_no_labels(files: ImageFiles, tables: Sequence[_Table]) -> None:

@@ -100,7 +100,10 @@ def test_files_of_single_images(write, suffix, texts, expected, classes):
         (images() | {"annotations.json": b"{}"}, "annotations.json looks like labels"),
         (images() | {"metadata.parquet": b"x"}, "metadata.parquet looks like labels"),
         (images() | {"labels.csv": b"0.png,1"}, "labels.csv has no column of labels, only 0.png, 1"),
-        (images() | {"labels.csv": b""}, "labels.csv has no column of labels, only nothing"),
+        (images() | {"labels.csv": b""}, "labels.csv has no rows. Write one for each image, with columns file_name,"),
+        (images() | {"labels.csv": b"file_name,label\n"}, "labels.csv has no rows"),
+        (images() | {"metadata.jsonl": b"\n"}, "metadata.jsonl has no rows"),
+        (images() | {"labels.csv": csv_of(["0,1"] * 8, "file_name,label,label")}, "has the column label twice"),
         (images() | {"labels.csv": b"label\n0"}, "labels.csv has no column of file names, only label"),
         (images() | {"labels.csv": csv_of(LABELS[:5])}, "has no label of 3 of 8 images (5.png, 6.png, 7.png)"),
         (images() | {"labels.csv": csv_of([0.5] * 8)}, "column label holds '0.5', which is no class"),
@@ -148,6 +151,25 @@ def test_tables_of_labels(write, name, data):
     assert source.notes[0].startswith(f"labels of {name}, column ")
 
 
+def test_tables_that_contradict_each_other_are_refused(write):
+    other = csv_of(LABELS[::-1])
+    path = write(images() | {"labels.csv": csv_of(LABELS), "metadata.csv": other})
+    assert "metadata.csv names 0.png as 1, but it is 0 in labels.csv. Leave one out, or use --data.labels=f" in (
+        open_error(path)
+    )
+    assert "metadata.csv names 0.png as 1, but it is 0 in labels.csv" in open_error(path, labels="label")
+    assert open_source(str(path), labels=False).labels is None
+    stems = csv_of([*LABELS, 1]).replace(b"8.png", b"0")
+    assert "names 0.png as 0, and 0 as 1. Leave one out" in open_error(write(images() | {"labels.csv": stems}, "stems"))
+
+
+def test_tables_that_agree_are_read_together(write):
+    tables = {"labels.csv": csv_of(LABELS[:5]), "metadata.csv": csv_of([*LABELS, 0])}
+    source = open_source(str(write(images() | tables)))
+    assert labels_of(source) == LABELS
+    assert source.notes == ("labels of labels.csv, metadata.csv, column label; 1 of the rows name other files",)
+
+
 @pytest.mark.parametrize("folder", ["", "photos/"])
 def test_a_table_may_lie_beside_the_only_folder_of_images(write, folder):
     files = images("photos/") | {"labels.csv": csv_of(LABELS, folder=folder), "about.md": b"x"}
@@ -160,7 +182,7 @@ def test_a_table_may_lie_beside_the_only_folder_of_images(write, folder):
 def test_rows_of_other_files_are_counted(write):
     source = open_source(str(write(images() | {"labels.csv": csv_of([*LABELS, 0, 1])})))
     assert labels_of(source) == LABELS
-    assert source.notes == ("labels of labels.csv, column label; 2 of its rows name other files",)
+    assert source.notes == ("labels of labels.csv, column label; 2 of the rows name other files",)
 
 
 def test_the_column_of_a_table_can_be_chosen(write):
