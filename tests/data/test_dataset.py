@@ -492,7 +492,7 @@ def test_an_npz_that_claims_more_than_memory_is_refused_unread(tmp_path):
     [
         ({"x_train": noise(2, 8, 8), "y": [0, 1]}, "has no images; found x_train, y; expected images"),
         ({}, "has no images; found nothing"),
-        ({"images": noise(2, 8, 8), "y": [0.5, 1]}, "y are float64, expected integers"),
+        ({"images": noise(2, 8, 8), "y": [0.5, 1]}, "y are float64 and hold 0.5, which is no class"),
         ({"images": noise(2, 8, 8), "classes": ["a"]}, "has classes but no labels"),
         ({"images": np.zeros((2, 8, 8), np.complex64)}, "images are complex64, expected numbers: save them as uint8"),
         ({"images": noise(8, 8)}, "images are [8, 8], expected [N, H, W, C]"),
@@ -502,12 +502,6 @@ def test_an_npz_that_claims_more_than_memory_is_refused_unread(tmp_path):
         ({"images": noise(2, 0, 8, 3)}, "no image"),
         ({"images": noise(2, 8, 8), "labels": [0, 1, 0]}, "3 labels for 2 images"),
         ({"images": noise(2, 8, 8), "labels": [0, -1]}, "1 of 2 labels are negative (-1)"),
-        (
-            {"images": noise(2, 8, 8), "labels": [0.0, 1.0]},
-            "labels are float64, expected integers: labels.astype",
-        ),
-        ({"images": noise(2, 8, 8), "labels": ["a", "b"]}, "labels are <U1, expected integers"),
-        ({"images": noise(2, 8, 8), "labels": np.eye(2, dtype=int)}, "labels.argmax(1)"),
         ({"images": noise(2, 8, 8), "labels": [[0], [1]]}, "labels.reshape(-1)"),
         ({"images": noise(2, 8, 8), "labels": [0, 3]}, "2 of these classes have no image (1, 2)"),
         ({"images": noise(2, 8, 8), "labels": [0, 2**62]}, "(1, 2, 3, 4, 5, ...)"),

@@ -17,7 +17,9 @@ import numpy as np
 
 from paragan.core.errors import UsageError
 from paragan.core.image_shape import MAX_CHANNELS, PICTURE_CHANNELS, channels_option
-from paragan.data.formats.class_labels import check_labels, choose_label_key, resolve_class_names
+from paragan.data.decode import check_fits_memory
+from paragan.data.formats.class_labels import choose_label_key
+from paragan.data.formats.label_arrays import check_label_shape, parse_label_array
 from paragan.data.formats.read_span import FileStamp, max_record_bytes, read_span
 from paragan.data.source import DecodeError, LabelChoice
 from paragan.data.storage.filesystem import FileSystem, abbreviate, format_error, printable
@@ -158,20 +160,22 @@ def open_hdf5(fs: FileSystem, name: str, *, labels: LabelChoice = True, channels
         key, images = _find_images(file, path, fs.size(name), channels)
         channels_first = len(images.shape) == 4 and images.shape[3] not in (*PICTURE_CHANNELS, channels)
         names = _read_classes(fs, name, file)
+        has_names = bool(names)
         keys = _list_keys(file, path)
         label_key = choose_label_key(keys - {key}, labels, path)
         numbers: np.ndarray | None = None
         notes: list[str] = []
         if label_key:
-            numbers = _read_labels(file, path, label_key, images.shape[0], fs.size(name), len(names) or None)
+            values = _read_labels(fs, name, file, label_key, images.shape[0])
+            numbers, names = parse_label_array(values, label_key, path, names)
         if label_key not in (None, "labels"):
             notes.append(f"labels of key {label_key}")
-        ignored = keys - {key, "labels", label_key} - ({"classes"} if names else set())
+        ignored = keys - {key, "labels", label_key} - ({"classes"} if has_names else set())
         if ignored:
             notes.append(f"ignored keys: {_abbreviate_keys(ignored)}")
         if images.chunks and images.chunks[0] > 1 and images.compression:
             notes.append(f"compressed in chunks of {images.chunks[0]:,} images: each is decompressed for any of them")
-        classes = resolve_class_names(numbers, names)
+        classes = () if numbers is None else names
         return Hdf5Source(stamp, fs, name, images, channels_first, numbers, classes, tuple(notes))
     except UsageError:
         with contextlib.suppress(*_CORRUPTION_ERRORS):
@@ -284,7 +288,7 @@ def _read_heap_strings(fs: FileSystem, file_name: str, dataset: Any) -> list[byt
                 heaps[address] = _read_heap(fs, file_name, address)
             values.append(heaps[address][index][:length])
     except (DecodeError, struct.error, LookupError, OverflowError, OSError) as error:
-        raise ValueError(f"classes: {error}") from None
+        raise ValueError(f"names of classes: {error}") from None
     return values
 
 
@@ -306,22 +310,23 @@ def _read_heap(fs: FileSystem, file_name: str, address: int) -> dict[int, bytes]
     return objects
 
 
-def _read_labels(file: Any, location: str, key: str, count: int, size: int, classes: int | None) -> np.ndarray:
-    labels = _checked_dataset(file, location, key, size)
-    if labels.dtype.kind not in "iub":
-        raise UsageError(
-            f"data: {location}: {key} are {labels.dtype}, expected integers. Write {key}.astype('int64'), "
-            "or use --data.labels=false"
-        )
-    if labels.shape != (count,):
-        raise UsageError(
-            f"data: {location}: {key} are {list(labels.shape)}, expected [{count}], one an image. Write them so, "
-            "or use --data.labels=false"
-        )
+def _read_labels(fs: FileSystem, file_name: str, file: Any, key: str, count: int) -> np.ndarray:
+    """Return the labels as they are stored; names as bytes."""
+    import h5py
+
+    location = fs.display_path(file_name)
+    labels = _checked_dataset(file, location, key, fs.size(file_name))
+    check_label_shape(labels.shape, key, location, count)
+    check_fits_memory(labels.nbytes, f"{location}: {key} {list(labels.shape)}", "store one class an image")
     with _reraise_as_usage_error(location):
-        numbers = labels[:]
-    check_labels(numbers, location, classes)
-    return numbers.astype(np.int64)
+        if labels.dtype.kind in "iubfS":
+            return labels[:]
+        if h5py.check_string_dtype(labels.dtype) and labels.ndim == 1 and not labels.chunks:
+            return np.array(_read_heap_strings(fs, file_name, labels))
+    raise UsageError(
+        f"data: {location}: {key} are {labels.dtype}, expected integers or names, one an image. Write "
+        f"numbers from 0 on, names as np.array({key}, dtype='S'), or use --data.labels=false"
+    )
 
 
 def _data_offset(images: Any, size: int) -> int | None:

@@ -27,7 +27,8 @@ from paragan.data.formats.array import (
     make_image_source,
     to_float32,
 )
-from paragan.data.formats.class_labels import check_labels, choose_label_key, resolve_class_names
+from paragan.data.formats.class_labels import choose_label_key
+from paragan.data.formats.label_arrays import check_label_shape, parse_label_array
 from paragan.data.formats.read_span import FileStamp, read_span
 from paragan.data.source import LabelChoice
 from paragan.data.storage.filesystem import FileSystem, abbreviate, format_error, printable
@@ -122,10 +123,8 @@ def read_npz(
         classes: tuple[str, ...] = ()
         if label_key is not None:
             classes = _read_classes(archive, path) if "classes" in keys else ()
-            numbers = _read_labels(archive, path, label_key, len(images))
-            check_labels(numbers, path, len(classes) or None)
-            classes = resolve_class_names(numbers, classes)
-            numbers = numbers.astype(np.int64)
+            values = _read_labels(archive, path, label_key, len(images))
+            numbers, classes = parse_label_array(values, label_key, path, classes)
     ignored = _ignored_keys(keys, label_key)
     notes = (f"ignored keys: {abbreviate(ignored, 10)}",) if ignored else ()
     if label_key not in (None, "labels"):
@@ -226,23 +225,15 @@ def _member_data_offset(fs: FileSystem, name: str, info: zipfile.ZipInfo) -> int
 
 
 def _read_labels(archive: zipfile.ZipFile, location: str, key: str, count: int) -> np.ndarray:
-    """Return the labels [N] of any integer type."""
+    """Return the labels as they are stored."""
     header = _read_header(archive, location, key)
-    shape = header.shape
-    dtype = header.dtype
-    without = "or use --data.labels=false"
-    name = printable(key)
-    if dtype.kind not in "iub":
-        raise UsageError(f"data: {location}: {name} are {dtype}, expected integers: {name}.astype(np.int64), {without}")
-    if len(shape) != 1:
-        remedy = f"{name}.argmax(1)" if len(shape) == 2 and shape[1] > 1 else f"{name}.reshape(-1)"
+    if header.dtype.kind == "O":
+        name = printable(key)
         raise UsageError(
-            f"data: {location}: {name} are {list(shape)}, expected [{count}], one an image: {remedy}, {without}"
+            f"data: {location}: {name} are objects, pickled, which are never loaded. Write names as np.array({name}, "
+            f"dtype=str), numbers as np.array({name}, dtype=int), or use --data.labels=false"
         )
-    if shape[0] != count:
-        raise UsageError(
-            f"data: {location}: {shape[0]:,} {name} for {count:,} images. Give one label an image, {without}"
-        )
+    check_label_shape(header.shape, key, location, count)
     _check_array_fits_memory(header, location, key)
     return _read_array(archive, location, key)
 
