@@ -27,7 +27,7 @@ from paragan.data.formats.sample_label import (
 )
 from paragan.data.formats.tar_reader import SequentialReader, TarMember, iter_members
 from paragan.data.source import IMAGE_FORMATS, DecodeError
-from paragan.data.storage.filesystem import FileSystem, format_error, is_litter, printable
+from paragan.data.storage.filesystem import FileSystem, abbreviate, format_error, is_litter, printable
 
 NO_LABEL = -(2**63)  # the label of an image without label
 
@@ -276,14 +276,13 @@ class _IndexBuilder:
             if labels:
                 self.orphans.setdefault(key, {}).update(labels)
             return
-        candidates = [suffix for suffix in images if "." not in suffix] or list(images)
-        if len(candidates) > 1:
+        if len(images) > 1:
             raise UsageError(
                 f"data: {file.fs.display_path(file.name)}: {printable(key)} has several images "
-                f"({', '.join(printable(suffix) for suffix in candidates[:3])}): keep one a sample"
+                f"({abbreviate(list(images))}). Keep one a sample, or let their names differ before the first dot"
             )
-        member, checksum = images[candidates[0]]
-        sample = _TarSample(key, shard, member.offset, member.size, checksum, candidates[0])
+        ((suffix, (member, checksum)),) = images.items()
+        sample = _TarSample(key, shard, member.offset, member.size, checksum, suffix)
         self.samples.append(sample)
         self.labels.append(self._parse_label(labels, sample, file.fs.display_path(file.name)))
         self.texts.append(parse_sample_text(labels, sample.suffix, self._known_texts))
