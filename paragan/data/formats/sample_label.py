@@ -24,6 +24,7 @@ MAX_NAME_CHARS = 200
 MIN_IMAGES_PER_TEXT = 4  # on average: texts in .txt that occur more rarely are captions
 _MAX_TEXTS = 100_000  # distinct ones that are remembered
 _NUMBER = re.compile(r"\s*[+-]?[0-9]{1,20}(\.[0-9]{0,20})?(e[+-]?[0-9]{1,2})?\s*", re.IGNORECASE)
+_SEPARATOR = re.compile(r"[\s,;]+")  # of several numbers
 
 
 def parse_sample_label(members: Mapping[str, bytes], image_suffix: str) -> Label | None:
@@ -67,6 +68,8 @@ def parse_sample_text(members: Mapping[str, bytes], image_suffix: str, known: di
     text = _parse_text(data)
     if not isinstance(text, str) or (text not in known and len(known) == _MAX_TEXTS):
         return ""
+    if all(map(_NUMBER.fullmatch, _SEPARATOR.split(text))):
+        return ""  # several numbers, such as a box of YOLO
     return known.setdefault(text, text)
 
 

@@ -95,6 +95,8 @@ def test_files_of_single_images(write, suffix, texts, expected, classes):
         (beside("cls.txt", ["0"] * 8), "cls.txt: looks like a label"),
         (beside("txt", [f"a caption, {index}" for index in range(8)]), "captions are no classes"),
         (beside("txt", ["0 0.5 0.5 0.1 0.1\n1 0.5 0.5 0.1 0.1"] * 8), "captions are no classes"),
+        (beside("txt", ["0 0.5 0.5 0.2 0.2"] * 8), "captions are no classes"),
+        (beside("txt", ["1, 2.5"] * 8), "captions are no classes"),
         (beside("txt", ["cat"] * 5), "the .txt beside 5 of 8 images"),
         (images() | {"labels.npy": b"x"}, "labels.npy looks like labels, and is not read. Write labels.csv"),
         (images() | {"annotations.json": b"{}"}, "annotations.json looks like labels"),
