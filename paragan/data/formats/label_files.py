@@ -251,7 +251,7 @@ def _read_table(files: ImageFiles, name: str, column: str) -> _Table:
     path = files.display_path(name)
     (data,) = files.read([name])
     try:
-        columns, rows = _parse_csv(data) if name.lower().endswith(".csv") else _parse_jsonl(data)
+        columns, rows = _parse_csv(data, column) if name.lower().endswith(".csv") else _parse_jsonl(data)
     except (ValueError, RecursionError, csv.Error) as error:
         raise UsageError(
             f"data: {path} cannot be read ({format_error(error)}). Write it with columns {_EXPECTED_TABLE}, {_REMEDY}"
@@ -281,7 +281,7 @@ def _read_table(files: ImageFiles, name: str, column: str) -> _Table:
                 f"data: {path}: column {printable(column)} holds {printable(str(value))[:40]!r}, which is no class. "
                 f"Write a number from 0 on or a name, {_REMEDY}"
             )
-        file_name = folder + str(row.get(file_column)).replace("\\", "/").removeprefix("./")
+        file_name = folder + str(row.get(file_column)).strip().replace("\\", "/").removeprefix("./")
         first = table.label_by_name.setdefault(to_nfc(file_name), label)
         if first != label:
             raise UsageError(
@@ -293,11 +293,22 @@ def _read_table(files: ImageFiles, name: str, column: str) -> _Table:
     return table
 
 
-def _parse_csv(data: bytes) -> tuple[list[str], list[dict]]:
-    """Return the columns of a table and its rows. Raises ValueError or csv.Error."""
+def _parse_csv(data: bytes, column: str) -> tuple[list[str], list[dict]]:
+    """Return the columns of a table and its rows. Its delimiter is the one that separates the usual columns.
+
+    column: of the labels, if it is known. Raises ValueError or csv.Error.
+    """
     text = data.decode("utf-8-sig")
-    delimiter = max(",;\t", key=text.partition("\n")[0].count)
-    lines = [line for line in csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True) if line]
+    header = text.lstrip("\r\n").partition("\n")[0]
+    known = [{name.lower() for name in names} for names in (_FILE_COLUMNS, [column] if column else _LABEL_COLUMNS)]
+
+    def count_known(delimiter: str) -> tuple[int, int]:
+        names = {name.strip().strip('"').lower() for name in header.split(delimiter)}
+        return sum(not names.isdisjoint(usual) for usual in known), header.count(delimiter)
+
+    delimiter = max(",;\t", key=count_known)
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True, skipinitialspace=True)
+    lines = [line for line in reader if line]
     columns = [name.strip() for name in lines[0]] if lines else []
     return columns, [dict(zip(columns, line)) for line in lines[1:]]
 

@@ -17,6 +17,7 @@ from paragan.data.source import Source
 
 IMAGES = random_images(8)
 LABELS = [index % 2 for index in range(8)]
+NAMES = (b"dog", b"cat")
 Files = dict[str, bytes]
 
 
@@ -139,6 +140,12 @@ def test_files_that_look_like_labels_and_cannot_be_read_can_be_left_out(write, f
         ("metadata.csv", csv_of(["a cat,dog", "a dog,cat"] * 4, "Filename,text,Label")),
         ("labels.csv", csv_of(["dog", "cat"] * 4, "id,class").replace(b".png", b"")),
         ("labels.csv", csv_of(["dog", "cat"] * 4, folder="./")),
+        ("labels.csv", csv_of([" dog ", ' "cat"'] * 4, " file_name , label ").replace(b".png", b".png ")),
+        ("labels.csv", csv_of(["dog", "cat"] * 4, "file_name;label;a, b, c, d").replace(b".png,", b".png;")),
+        (
+            "labels.csv",
+            b"label, file_name\n" + b"".join(b"%s, %d.png\n" % (NAMES[i % 2], i) for i in range(8)),
+        ),
         (
             "metadata.jsonl",
             b"\n".join(b'{"file_name": "%d.png", "label": "%s"}' % (i, (b"dog", b"cat")[i % 2]) for i in range(8)),
