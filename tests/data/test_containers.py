@@ -16,6 +16,7 @@ import pytest
 from PIL import Image
 
 import servers
+from paragan.core.errors import UsageError
 from paragan.data.dataset import Dataset, load_data
 from paragan.data.storage.filesystem import RemoteOptions
 
@@ -179,6 +180,20 @@ def test_containers_of_the_same_content_are_the_same_data(content, tmp_path):
         path = write(tmp_path / str(number), {outer + name: data for name, data in files.items()} | litter | others)
         data = load_data(str(path), resolution=None)
         assert identity(data) == expected, (write.__name__, outer, bool(litter))
+
+
+@pytest.mark.parametrize("write", [write_folder, write_zip, write_tar])
+def test_labels_beside_some_images_of_class_folders_are_refused(write, tmp_path):
+    names = sorted(class_folders())
+    labels = {name.replace("png", "json"): b'{"class": "x%d"}' % (i % 2) for i, name in enumerate(names[:-1])}
+    files = dict(sorted((class_folders() | labels).items()))
+    with pytest.raises(
+        UsageError, match=r"^data: 1 of 12 images have no class \(.*dog/11.*Add a \.cls .*labels=false$"
+    ):
+        load_data(str(write(tmp_path / "a", files)), resolution=None)
+    assert load_data(str(write(tmp_path / "a", files)), resolution=None, labels=False).labels is None
+    mended = dict(sorted((files | {"dog/11.cls": b"x1"}).items()))
+    assert load_data(str(write(tmp_path / "b", mended)), resolution=None).classes == ("x0", "x1")
 
 
 def to_macos(files: dict[str, bytes]) -> dict[str, bytes]:

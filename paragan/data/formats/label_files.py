@@ -19,6 +19,7 @@ from paragan.data.formats.sample_label import (
     is_certain_label,
     is_label_suffix,
     label_of_value,
+    missing_labels_error,
     names_of_texts,
     number_labels,
     parse_sample_label,
@@ -209,13 +210,10 @@ def _labels_of_samples(files: ImageFiles, members: dict[str, dict[str, tuple[str
             f"data: {files.location}: {len(certain):,} labels belong to no image ({printable(certain[0])}). Write both "
             f"with the same name, {_REMEDY}"
         )
-    if num_missing == len(labels) or (num_missing and files.has_folders and not certain):
+    if num_missing == len(labels):
         return None
     if num_missing:
-        raise UsageError(
-            f"data: {num_missing:,} of {len(labels):,} images have no class "
-            f"({files.display_path(files.images[labels.index(None)])}). Add a .cls with a number to each, {_REMEDY}"
-        )
+        raise missing_labels_error(num_missing, len(labels), files.display_path(files.images[labels.index(None)]))
     used = {_split_name(name)[0] for name in files.images}
     sidecars = {name: suffix for key in used for suffix, (name, _) in members.get(key, {}).items()}
     return _number(files, [label for label in labels if label is not None], sidecars)

@@ -93,6 +93,14 @@ def names_of_texts(texts: Sequence[str | None]) -> list[str] | None:
     )
 
 
+def missing_labels_error(num_missing: int, num_images: int, example: str) -> UsageError:
+    """Return the error for images of which some have no label beside them. example: what messages call one of them."""
+    return UsageError(
+        f"data: {num_missing:,} of {num_images:,} images have no class ({example}), and the others have one beside "
+        "them. Add a .cls with one to each, remove those of the others, or use --data.labels=false"
+    )
+
+
 def _find_member(members: Mapping[str, bytes], suffix: str, image_suffix: str) -> bytes | None:
     """Return the member with a suffix that belongs to the image: of its name up to the last dot, or to the first."""
     prefix = image_suffix[: image_suffix.rfind(".") + 1]

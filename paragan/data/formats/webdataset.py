@@ -22,6 +22,7 @@ from paragan.data.formats.class_labels import (
 )
 from paragan.data.formats.dataset_json import CLASSES_JSON, parse_class_names
 from paragan.data.formats.read_span import read_span
+from paragan.data.formats.sample_label import missing_labels_error
 from paragan.data.formats.tar_index import NO_LABEL, TarIndex, build_index, from_bytes
 from paragan.data.source import DecodeError
 from paragan.data.storage.filesystem import ByteRange, DirListing, FileSystem, RemoteOptions, printable
@@ -137,10 +138,7 @@ def open_tar_shards(
     unlabelled = np.flatnonzero(index.label == NO_LABEL)
     if len(unlabelled):
         example = _sample_name(fs, index, int(unlabelled[0]))
-        raise UsageError(
-            f"data: {len(unlabelled):,} of {len(index):,} images have no class ({example}). "
-            f"Add a .cls with a number to each, or use --data.labels=false"
-        )
+        raise missing_labels_error(len(unlabelled), len(index), example)
     numbers, classes = _resolve_labels(fs, index)
     check_labels(numbers, fs.location, len(classes) or None)
     return TarShardSource(fs, index, numbers, resolve_class_names(numbers, classes), notes)
