@@ -52,6 +52,7 @@ class ImageFiles:
     read        : returns the contents of some of the others
     has_folders : whether the folders of the images are classes
     outer       : the folder around all images, with a slash; "" without
+    is_archive  : whether they lie in one file
     """
 
     location: str
@@ -60,6 +61,7 @@ class ImageFiles:
     read: ReadFiles
     has_folders: bool
     outer: str = ""
+    is_archive: bool = False
 
     def display_path(self, name: str) -> str:
         """Return the path of a file for messages."""
@@ -122,12 +124,33 @@ def read_label_files(files: ImageFiles, labels: LabelChoice) -> FileLabels | Non
         return _join_tables(files, [_read_table(files, name, labels) for name in names])
     members = _read_sidecars(files)
     result = _labels_of_samples(files, members)
+    if files.has_folders and not result:
+        _require_no_splits(files, names)
     if result or files.has_folders:
         return result
     tables = [_read_table(files, name, "") for name in names]
     if any(table.label_by_name for table in tables):
         return _join_tables(files, [table for table in tables if table.label_by_name])
     return _labels_of_texts(files, members) or _require_no_labels(files, tables)
+
+
+def _require_no_splits(files: ImageFiles, tables: Sequence[str]) -> None:
+    """Raise UsageError if each folder of images has its own table."""
+    folders = sorted({_folder_of(name) for name in files.images})
+    if not {_folder_of(name) for name in tables}.issuperset(folders):
+        return
+    remedy = f"Use --data={files.display_path(folders[0])}"
+    if files.is_archive:
+        remedy = f"Write {printable(folders[0])} into an archive of its own"
+    raise UsageError(splits_message(files.location, folders, remedy))
+
+
+def splits_message(location: str, folders: Sequence[str], remedy: str) -> str:
+    """Return the message for folders that each have a table: parts of a data set, such as train and test."""
+    return (
+        f"data: {location}: each of its folders ({abbreviate(folders)}) has a table ({', '.join(TABLE_FILES)}): they "
+        f"are parts of a data set, and no classes. {remedy}, move the tables away, {_REMEDY}"
+    )
 
 
 def is_label_table(name: str) -> bool:
@@ -142,6 +165,10 @@ def resembles_labels(name: str) -> bool:
 
 def _base_of(name: str) -> str:
     return name.rpartition("/")[2]
+
+
+def _folder_of(name: str) -> str:
+    return to_nfc(name).rpartition("/")[0]
 
 
 def _split_name(name: str) -> tuple[str, str]:

@@ -15,7 +15,7 @@ from isal.isal_zlib import crc32
 
 from paragan.core.errors import UsageError
 from paragan.data.formats.class_labels import to_nfc
-from paragan.data.formats.label_files import DATASET_JSON, resembles_labels
+from paragan.data.formats.label_files import DATASET_JSON, is_label_table, resembles_labels, splits_message
 from paragan.data.formats.sample_label import (
     Label,
     is_certain_label,
@@ -210,6 +210,7 @@ class _IndexBuilder:
     texts    : in the .txt of the samples, as `parse_sample_text` returns them
     orphans  : members that may be labels by key, where there is no image
     tables   : files that look like labels of many images
+    table_folders : those that have tables
     problems : what prevents that labels are read
     """
 
@@ -220,6 +221,7 @@ class _IndexBuilder:
         self.texts: list[str | None] = []
         self.orphans: dict[str, dict[str, bytes]] = {}
         self.tables: list[str] = []
+        self.table_folders: set[str] = set()
         self.problems: list[str] = []
         self._known_texts: dict[str, str] = {}
 
@@ -254,6 +256,8 @@ class _IndexBuilder:
             if f".{suffix.rpartition('.')[2]}" in IMAGE_FORMATS:
                 images[suffix] = member, _compute_crc32(file, member)
                 continue
+            if is_label_table(base):
+                self.table_folders.add(folder)
             if resembles_labels(base):
                 self.tables.append(f"{file.fs.display_path(file.name)}, {printable(base)}")
             if is_label_suffix(suffix) and (member.size <= _MAX_LABEL_BYTES or is_certain_label(suffix)):
@@ -315,7 +319,11 @@ class _IndexBuilder:
 
     def _labels_of_texts(self) -> Sequence[Label | None]:
         """Return the names of classes in .txt members, where neither other members nor folders hold labels."""
-        if len({sample.key.rpartition("/")[0] for sample in self.samples}) > 1:
+        folders = sorted({sample.key.rpartition("/")[0] for sample in self.samples})
+        if len(folders) > 1:
+            if self.table_folders.issuperset(folders):
+                remedy = f"Use a folder of the files in {printable(folders[0])}"
+                self.problems.append(splits_message(self.fs.location, folders, remedy))
             return self.labels
         try:
             names = names_of_texts(self.texts)

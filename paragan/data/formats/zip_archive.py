@@ -258,7 +258,7 @@ def _open_like_folder(
 
     numbers, classes = labels_from_folders(names, archive.location, f"add a {DATASET_JSON}")
     outer = _outer_folder(names, has_classes=numbers is not None)
-    files = ImageFiles(archive.location, names, sorted(others), read, numbers is not None, outer)
+    files = ImageFiles(archive.location, names, sorted(others), read, numbers is not None, outer, is_archive=True)
     file_labels = read_label_files(files, labels)
     if file_labels is None:
         return ZipSource(archive, images, numbers, classes, _describe_ignored(num_others))

@@ -225,6 +225,20 @@ def test_class_folders_come_before_tables_and_captions(write):
     assert labels_of(chosen) == LABELS * 2
 
 
+def test_parts_of_a_data_set_are_no_classes(write, tmp_path):
+    tables = {f"{part}/metadata.csv": csv_of(LABELS) for part in ("train", "test")}
+    path = write({f"set/{name}": data for name, data in (images("train/") | images("test/") | tables).items()})
+    message = open_error(path)
+    assert "each of its folders (set/test, set/train) has a table (" in message
+    assert len(open_source(str(path), labels=False)) == 16
+    if path.is_dir():
+        assert f"Use --data={path / 'set' / 'test'}, move the tables away" in message
+        assert labels_of(open_source(str(path / "set" / "test"))) == LABELS
+    else:
+        assert "Write set/test into an archive of its own, move" in message
+        assert labels_of(open_source(str(write_zip(tmp_path / "part", images() | {"metadata.csv": csv_of(LABELS)}))))
+
+
 def test_of_many_captions_in_class_folders_a_sample_is_read(tmp_path, monkeypatch):
     monkeypatch.setattr(label_files, "_MAX_SAMPLED", 4)
     files = images("a/") | images("b/")

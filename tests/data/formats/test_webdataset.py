@@ -435,6 +435,10 @@ def test_members_that_are_no_images_are_skipped(tmp_path):
         ([("0.png", b"x"), ("0.json", b'{"label": NaN}')], "which is no class"),
         ([("0.png", b"x"), ("labels.csv", b"x")], "labels.csv looks like labels, and tables in a tar are not read"),
         ([("0.png", b"x"), ("dataset.json", b"{}")], "the labels of a dataset.json in a tar are not read"),
+        (
+            [(f"{part}/{name}", b"x") for part in ("a", "b") for name in ("0.png", "labels.csv")],
+            "each of its folders (a, b) has a table (labels.csv, labels.jsonl, metadata.csv, metadata.jsonl): they are",
+        ),
         ([("a/0.png", b"x"), ("b/c/0.png", b"x")], "images at different depths"),
         ([("0.png", b"x"), ("0.cls", b"0"), ("1.png", b"x"), ("1.cls", b"cat")], "0: its label is the number 0"),
         ([("0.png", b"x"), ("0.cls", b"0"), ("1.png", b"x")], "1 of 2 images have no class"),
