@@ -117,7 +117,9 @@ def test_different_optimizers_work_with_every_strategy(pool, strategy):
 def test_strategies_that_need_sgd_reject_a_policy_by_name(name):
     data = to_dict(tiny_run.make_run("strategy=quantized", "strategy.paper_update=true"))
     first = "adabelief" if name == "paragan" else "adam"
-    with pytest.raises(UsageError, match=rf"--policy {name}: gives G {first} and D adam, .*paper_update=true.*--g.optimizer=sgd"):
+    with pytest.raises(
+        UsageError, match=rf"--policy {name}: gives G {first} and D adam, .*paper_update=true.*--g.optimizer=sgd"
+    ):
         build_run(data, [], name)
     settings = [("g.optimizer", "sgd"), ("d.optimizer", "sgd")]
     run, _ = build_run(data, settings, name)

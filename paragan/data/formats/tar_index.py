@@ -280,12 +280,16 @@ class _IndexBuilder:
             if labels:
                 self.orphans.setdefault(key, {}).update(labels)
             return
-        if len(images) > 1:
+        candidates = [suffix for suffix in images if "." not in suffix] or list(images)
+        if any(_stem_of(suffix) in map(_stem_of, labels) for suffix in images if suffix not in candidates):
+            candidates = list(images)  # others have labels of their own: they are no masks or the like
+        if len(candidates) > 1:
             raise UsageError(
                 f"data: {file.fs.display_path(file.name)}: {printable(key)} has several images "
-                f"({abbreviate(list(images))}). Keep one a sample, or let their names differ before the first dot"
+                f"({abbreviate(candidates)}). Keep one a sample, or let their names differ before the first dot"
             )
-        ((suffix, (member, checksum)),) = images.items()
+        (suffix,) = candidates
+        member, checksum = images[suffix]
         sample = _TarSample(key, shard, member.offset, member.size, checksum, suffix)
         self.samples.append(sample)
         self.labels.append(self._parse_label(labels, sample, file.fs.display_path(file.name)))
@@ -406,3 +410,8 @@ def _validate(arrays: dict[str, np.ndarray]) -> TarIndex:
 def _abbreviate(names: Sequence[str]) -> str:
     first = printable(names[0])
     return f"{first} and {len(names) - 1:,} more" if len(names) > 1 else first
+
+
+def _stem_of(suffix: str) -> str:
+    """Return a suffix such as crop.png without its last part."""
+    return suffix.rpartition(".")[0]

@@ -246,7 +246,7 @@ def test_classes_in_every_supported_form(tmp_path):
     members = [
         *(("0.jpg", encode_image(IMAGES[0], "JPEG")), ("0.json", b'{"label": 2}')),
         *(("1.WEBP", encode_image(IMAGES[1], "WEBP")), ("1.txt", b" 1 ")),
-        *(("2.png", encode_image(IMAGES[2])), ("2.cls", b"0"), ("2.txt", b"5"), ("2.seg.npy", b"other")),
+        *(("2.png", encode_image(IMAGES[2])), ("2.cls", b"0"), ("2.txt", b"5"), ("2.seg.png", b"other")),
     ]
     result = open_source(str(tar(tmp_path / "a.tar", members)))
     assert result.labels is not None
@@ -445,7 +445,10 @@ def test_members_that_are_no_images_are_skipped(tmp_path):
         ([("0.png", b"x"), ("0.cls", b"-1")], "1 of 1 labels are negative"),
         ([("0.png", b"x"), ("0.cls", b"2")], "2 of these classes have no image (0, 1)"),
         ([("0.png", b"x"), ("0.jpg", b"x")], "0 has several images (png, jpg)"),
-        ([("0.png", b"x"), ("0.crop.png", b"x"), ("0.cls", b"0")], "0 has several images (png, crop.png). Keep one"),
+        (
+            [("0.png", b"x"), ("0.cls", b"0"), ("0.crop.png", b"x"), ("0.crop.cls", b"1")],
+            "0 has several images (png, crop.png). Keep one",
+        ),
     ],
 )
 def test_invalid_files_are_refused_with_the_reason(tmp_path, members, expected):
