@@ -443,7 +443,8 @@ def test_advice_of_a_command_works(case, check):
 
 def test_statistics_are_written_as_advised(finished, tmp_path):
     stats = tmp_path / "stats.npz"
-    command = ["eval", finished, f"--reference={stats}"]
+    run = shutil.copytree(finished, tmp_path / "run")
+    command = ["eval", run, f"--reference={stats}"]
     assert f"Use `paragan data stats PATH --out {stats}` to write it" in usage_error(*command)
     assert run_cli("data", "stats", "digits", "--out", stats).status == 0
     assert run_cli(*command).status == 0
