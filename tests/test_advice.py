@@ -335,7 +335,7 @@ COMMAND_CASES = [
     Case(
         "eval",
         "Use a run folder, or --reals A --fakes B",
-        ("RUN --metrics=fd", "--reals=digits --fakes=digits --metrics=fd"),
+        ("COPY --metrics=fd", "--reals=digits --fakes=digits --metrics=fd"),
     ),
     Case("eval --fakes=digits --metrics=fd", "Use --reals A --fakes B", ("--reals=digits",)),
     Case("eval --reals=digits --fakes=digits --metrics=fd --follow", "Leave it out", ("~follow",)),
