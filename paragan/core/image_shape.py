@@ -58,7 +58,7 @@ class ImageSize(NamedTuple):
 
     @property
     def resolution(self) -> int | str:
-        """What `data.resolution` is for this size: 64, or "256x128"."""
+        """Return the value of `data.resolution` for this size: 64, or "256x128"."""
         return self.width if self.is_square else f"{self.width}x{self.height}"
 
     @property

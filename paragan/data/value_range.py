@@ -1,4 +1,4 @@
-"""Which stored values become black and white: `data.range`, for images that are not plain 8-bit.
+"""Map images with more than 8 bits to uint8 by a range of stored values (`data.range`).
 
 Training sees 8 bits. Images with more (16-bit integers, floats) need a range: the values LOW:HIGH that become 0:255.
 
@@ -55,7 +55,7 @@ class ValueRange:
 
     @property
     def changes_8_bit(self) -> bool:
-        """Whether 8-bit images are changed too."""
+        """Return whether the range changes 8-bit images too."""
         return self.clips and self.high <= _MAX_8_BIT and (self.low, self.high) != (0, _MAX_8_BIT)
 
     def to_uint8(self, values: np.ndarray) -> np.ndarray:
@@ -163,7 +163,7 @@ class ImageValues:
 
     @property
     def is_plain(self) -> bool:
-        """Whether it is 8-bit."""
+        """Return whether the image is 8-bit."""
         return self.dtype == np.uint8
 
 

@@ -51,7 +51,7 @@ SetProgressFn = Callable[[Side, int, int], object]  # side, images done, images 
 
 @dataclass(frozen=True)
 class ComparisonOptions:
-    """How two sets are compared.
+    """Options of a comparison of two sets.
 
     metrics    : keys of METRICS
     features   : pixels, inception, resnet20 or module:callable; "": what metrics and files of statistics need, or

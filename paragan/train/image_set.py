@@ -93,7 +93,7 @@ class OpenedImages:
 
     @property
     def is_array(self) -> bool:
-        """Whether they are numbers rather than images."""
+        """Return whether the records are float32 arrays rather than images."""
         return self.source.array is not None and self.source.array.dtype == np.float32
 
 

@@ -68,7 +68,7 @@ class DeepArraySource:
 
     Args:
         location: what messages call it.
-        values: [N, H, W, C] integers or floats, C 1 or 3.
+        values: [N, H, W, C] integers or floats.
         labels: [N] int64 in 0..K-1, or None.
         classes: [K] names.
         notes: lines for `describe`.

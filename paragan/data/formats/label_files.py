@@ -86,7 +86,7 @@ class FileLabels:
 
 @dataclass
 class _Table:
-    """What a table says: the label of each file that it names, or why it has none."""
+    """A parsed table: the label of each file that it names, or the reason why it has none."""
 
     name: str
     column: str = ""

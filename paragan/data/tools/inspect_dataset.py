@@ -82,7 +82,7 @@ class DatasetReport:
 
     @property
     def resolution(self) -> int | str:
-        """What `data.resolution` is for the size."""
+        """Return the value of `data.resolution` for the size."""
         return self.size.resolution
 
     @property
