@@ -147,7 +147,7 @@ def compare(
     """Score fakes against reals. `paragan eval --reals A --fakes B` does the same, also on several ranks.
 
     Args:
-        reals: A path or address as `--data` accepts it, an npz with mu and sigma, an array uint8 [N, R, R, C] or
+        reals: A path or address as `--data` accepts it, an npz with mu and sigma, an array uint8 [N, H, W, C] or
             float [N, ...], or a `Dataset`.
         fakes: Likewise.
         metrics: fd, kid, prdc, ... (docs/scores.md lists them).
