@@ -1,22 +1,27 @@
 from __future__ import annotations
 
 import os
+import shlex
+import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import cloudpickle
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 sys.path.insert(0, str(Path(__file__).parent))  # tests import rank_pool, tiny_run, ... from here
 
+import advice
 import browser
 import rank_pool
 import tiny_run
-from processes import LONG_RUN_ARG, CliProcesses, reduce_bn_recalibration, train_args, train_tiny
+from processes import LONG_RUN_ARG, CliProcesses, reduce_bn_recalibration, run_cli, train_args, train_tiny, usage_error
 
 KILL_FILES = ("test_rank_loss.py", "test_killed_ranks.py", "test_killed_workers.py")
 LONG_FILES = ("test_contracts.py", "test_per_label_wcgan.py", "test_fuzz.py", "test_resume.py", "test_gossip_dposg.py")
@@ -61,6 +66,65 @@ def uninterrupted_by_two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[P
     assert [rank.wait() for rank in ranks] == [0, 0]
     yield processes.folder / "run"
     processes.close()
+
+
+@pytest.fixture(scope="session")
+def advice_inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Data sets of 64 images of 32 px, and what else the commands read."""
+    folder = tmp_path_factory.mktemp("inputs")
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, (64, 32, 32, 3), np.uint8)
+    np.savez(folder / "classes.npz", images=images, labels=np.arange(64) % 4)
+    np.savez(folder / "plain.npz", images=images)
+    values = rng.integers(0, 1024, (64, 8, 8, 1), np.uint16)
+    np.savez(folder / "ten_bits.npz", images=values)
+    np.savez(folder / "twelve_bits.npz", images=values * 4)
+    np.savez(folder / "signed.npz", images=np.clip(values.astype(np.int16) - 500, -500, 499))
+    np.savez(folder / "stats.npz", mu=np.zeros(64), sigma=np.eye(64))
+    np.savez(folder / "small.npz", images=images[:, :8, :8, :1], labels=np.arange(64) % 10)
+    np.save(folder / "floats.npy", images[..., 0] / 255)
+    np.savez(folder / "floats.npz", images=images[..., 0] / 255)
+    np.savez(folder / "numbers.npz", x=rng.normal(size=(64, 2)).astype(np.float32))
+    for name, pixels in zip("aabb", images, strict=False):
+        (folder / "folder" / name).mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).save(folder / "folder" / name / f"{len([*folder.rglob('*.png')])}.png")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def per_label_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run with a generator for every label. Tests must not change it."""
+    return train_tiny(tmp_path_factory.mktemp("labels") / "run", "--kimg=0.5", "--strategy=per-label")
+
+
+@pytest.fixture
+def check_advice(
+    request: pytest.FixtureRequest, advice_inputs: Path, finished: Path, tmp_path: Path
+) -> Callable[..., None]:
+    """Return a function that follows the advice of a case.
+
+    In its texts DIR is the folder of `advice_inputs`, RUN the run `finished`, COPY a copy of it that may be changed,
+    LABELS the run `per_label_run`, NEW an empty folder.
+    """
+
+    def fill_in(text: str) -> str:
+        if "COPY" in text and not (tmp_path / "copy").exists():
+            shutil.copytree(finished, tmp_path / "copy")
+        if "LABELS" in text:
+            text = text.replace("LABELS", str(request.getfixturevalue("per_label_run")))
+        places = {"DIR": advice_inputs, "RUN": finished, "NEW": tmp_path, "COPY": tmp_path / "copy"}
+        for name, path in places.items():
+            text = text.replace(name, str(path))
+        return text
+
+    def follow_advice(case: advice.Case, base: Sequence[str] = ()) -> None:
+        arguments = [*base, *shlex.split(fill_in(case.arguments))]
+        assert fill_in(case.advice) in usage_error(*arguments)
+        for follow in case.follow:
+            result = run_cli(*advice.change(arguments, fill_in(follow)))
+            assert result.status == 0, f"{follow}: {result.err}"
+
+    return follow_advice
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""Advice works: each refusal's advice, followed on the input that caused it, leads to a command that is accepted.
+"""Advice on a run's settings, of commands and of runs that are there: followed, it leads to a command that is accepted.
 
 The arguments of a case are refused with a line that contains its advice. Each string of `follow` then changes the
 arguments as the advice says, `~word` removing those that begin with `word` or `--word`; the command must be accepted.
@@ -6,88 +6,12 @@ arguments as the advice says, `~word` removing those that begin with `word` or `
 
 from __future__ import annotations
 
-import shlex
 import shutil
-from collections.abc import Sequence
-from pathlib import Path
-from typing import NamedTuple
 
-import numpy as np
 import pytest
-from PIL import Image
 
-from processes import TINY_RUN_ARGS, run_cli, train_tiny, usage_error
-
-
-class Case(NamedTuple):
-    """A command line, a part of the line that refuses it, and the changes that this line advises."""
-
-    arguments: str
-    advice: str
-    follow: tuple[str, ...]
-
-
-@pytest.fixture(scope="module")
-def inputs(tmp_path_factory) -> Path:
-    """Data sets of 64 images of 32 px, and what else the commands read."""
-    folder = tmp_path_factory.mktemp("inputs")
-    rng = np.random.default_rng(0)
-    images = rng.integers(0, 256, (64, 32, 32, 3), np.uint8)
-    np.savez(folder / "classes.npz", images=images, labels=np.arange(64) % 4)
-    np.savez(folder / "plain.npz", images=images)
-    values = rng.integers(0, 1024, (64, 8, 8, 1), np.uint16)
-    np.savez(folder / "ten_bits.npz", images=values)
-    np.savez(folder / "twelve_bits.npz", images=values * 4)
-    np.savez(folder / "signed.npz", images=np.clip(values.astype(np.int16) - 500, -500, 499))
-    np.savez(folder / "stats.npz", mu=np.zeros(64), sigma=np.eye(64))
-    np.savez(folder / "small.npz", images=images[:, :8, :8, :1], labels=np.arange(64) % 10)
-    np.save(folder / "floats.npy", images[..., 0] / 255)
-    np.savez(folder / "floats.npz", images=images[..., 0] / 255)
-    np.savez(folder / "numbers.npz", x=rng.normal(size=(64, 2)).astype(np.float32))
-    for name, pixels in zip("aabb", images, strict=False):
-        (folder / "folder" / name).mkdir(parents=True, exist_ok=True)
-        Image.fromarray(pixels).save(folder / "folder" / name / f"{len([*folder.rglob('*.png')])}.png")
-    return folder
-
-
-@pytest.fixture(scope="module")
-def per_label_run(tmp_path_factory) -> Path:
-    return train_tiny(tmp_path_factory.mktemp("labels") / "run", "--kimg=0.5", "--strategy=per-label")
-
-
-@pytest.fixture
-def check(inputs, finished, per_label_run, tmp_path):
-    """Return a function that follows the advice of a case."""
-    places = {"DIR": str(inputs), "RUN": str(finished), "LABELS": str(per_label_run)}
-    places |= {"NEW": str(tmp_path), "COPY": str(tmp_path / "copy")}
-    shutil.copytree(finished, tmp_path / "copy")
-
-    def fill_in(text: str) -> str:
-        for name, path in places.items():
-            text = text.replace(name, path)
-        return text
-
-    def follow_advice(case: Case, base: Sequence[str] = ()) -> None:
-        arguments = [*base, *shlex.split(fill_in(case.arguments))]
-        assert fill_in(case.advice) in usage_error(*arguments)
-        for follow in case.follow:
-            result = run_cli(*change(arguments, fill_in(follow)))
-            assert result.status == 0, f"{follow}: {result.err}"
-
-    return follow_advice
-
-
-def change(arguments: list[str], follow: str) -> list[str]:
-    """Return the arguments as this piece of advice changes them."""
-    words = shlex.split(follow)
-    removed = tuple(word[1:] for word in words if word.startswith("~"))
-    kept = [argument for argument in arguments if not argument.lstrip("-").startswith(removed or "~")]
-    return [*kept, *(word for word in words if not word.startswith("~"))]
-
-
-def case_id(case: Case) -> str:
-    return case.arguments.replace(" ", ",") or "nothing"
-
+from advice import Case, case_id
+from processes import TINY_RUN_ARGS, run_cli, usage_error
 
 # digits: a run of images of 8 px with 10 classes ------------------------------------------------------------------
 
@@ -254,8 +178,8 @@ DIGITS_CASES = [
 
 
 @pytest.mark.parametrize("case", DIGITS_CASES, ids=case_id)
-def test_advice_on_a_run_of_digits_works(case, check):
-    check(case, DIGITS)
+def test_advice_on_a_run_of_digits_works(case, check_advice):
+    check_advice(case, DIGITS)
 
 
 # images of 32 px with and without classes -------------------------------------------------------------------------
@@ -305,8 +229,8 @@ FOLDER_CASES = [
 
 
 @pytest.mark.parametrize("case", FOLDER_CASES, ids=case_id)
-def test_advice_on_a_run_of_images_works(case, check):
-    check(case, FOLDER)
+def test_advice_on_a_run_of_images_works(case, check_advice):
+    check_advice(case, FOLDER)
 
 
 # other commands ---------------------------------------------------------------------------------------------------
@@ -437,8 +361,8 @@ COMMAND_CASES = [
 
 
 @pytest.mark.parametrize("case", COMMAND_CASES, ids=case_id)
-def test_advice_of_a_command_works(case, check):
-    check(case)
+def test_advice_of_a_command_works(case, check_advice):
+    check_advice(case)
 
 
 def test_statistics_are_written_as_advised(finished, tmp_path):
@@ -476,5 +400,5 @@ RUN_CASES = [
 
 
 @pytest.mark.parametrize("case", RUN_CASES, ids=case_id)
-def test_advice_on_a_run_that_is_there_works(case, check):
-    check(case, TRAIN)
+def test_advice_on_a_run_that_is_there_works(case, check_advice):
+    check_advice(case, TRAIN)
