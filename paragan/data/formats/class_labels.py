@@ -86,6 +86,13 @@ def ambiguous_labels_error(keys: Sequence[str], location: str) -> UsageError:
     )
 
 
+def unknown_class_error(name: str, location: str, holder: str) -> UsageError:
+    """Return the error for a label that is the name of no class. holder: what holds the names of the classes."""
+    return UsageError(
+        f"data: {location}: label {printable(name)} is not in {holder}. Add it, or use --data.labels=false"
+    )
+
+
 def check_labels(labels: np.ndarray, location: str, num_classes: int | None) -> None:
     """Check that labels [N] lie in 0..num_classes-1; without num_classes, that every class up to the largest occurs.
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from paragan.core.errors import UsageError
-from paragan.data.formats.class_labels import check_labels, resolve_class_names, to_nfc
+from paragan.data.formats.class_labels import check_labels, resolve_class_names, to_nfc, unknown_class_error
 from paragan.data.formats.image_folder import ImageFolderSource, join_path
 from paragan.data.formats.label_files import DATASET_JSON
 from paragan.data.formats.sample_label import Label, label_of_value, number_labels
@@ -63,10 +63,7 @@ def parse_dataset_json(
     labels = np.array(numbers, np.int64)
     if label_names and classes:
         if unknown := [name for name in label_names if name not in classes]:
-            raise UsageError(
-                f"data: {location}: label {printable(unknown[0])} is not in {CLASSES_JSON}. Add it, or use "
-                "--data.labels=false"
-            )
+            raise unknown_class_error(unknown[0], location, CLASSES_JSON)
         labels = np.array([classes.index(name) for name in label_names], np.int64)[labels]
     classes = classes or label_names
     check_labels(labels, location, len(classes) or None)
@@ -109,16 +106,21 @@ def open_labelled_folder(fs: FileSystem, listing: DirListing, *, labels: bool = 
     sizes = list(size_by_name.values())
     if not labels:
         return ImageFolderSource(fs, names, None, (), (), sizes)
-    path = fs.display_path(DATASET_JSON)
     classes: tuple[str, ...] = ()
-    try:
-        if CLASSES_JSON in listing.files:
-            classes = parse_class_names(fs.read(CLASSES_JSON), fs.display_path(CLASSES_JSON))
-        numbers, classes = parse_dataset_json(fs.read(DATASET_JSON), names, path, classes)
-    except DecodeError as error:
-        raise UsageError(f"data: {path} cannot be read: {error}. Write it again, or use --data.labels=false") from None
+    if CLASSES_JSON in listing.files:
+        classes = parse_class_names(_read(fs, CLASSES_JSON), fs.display_path(CLASSES_JSON))
+    numbers, classes = parse_dataset_json(_read(fs, DATASET_JSON), names, fs.display_path(DATASET_JSON), classes)
     notes = [] if numbers is None else [f"labels of {DATASET_JSON}"]
     return ImageFolderSource(fs, names, numbers, classes, notes, sizes)
+
+
+def _read(fs: FileSystem, name: str) -> bytes:
+    try:
+        return fs.read(name)
+    except DecodeError as error:
+        raise UsageError(
+            f"data: {fs.display_path(name)} cannot be read: {error}. Write it again, or use --data.labels=false"
+        ) from None
 
 
 def _walk(fs: FileSystem, listing: DirListing, subfolder: str = "", depth: int = 0) -> Iterator[tuple[str, int | None]]:

@@ -208,15 +208,13 @@ def _checked_dataset(file: Any, location: str, key: str, size: int) -> Any:
             )
         properties = dataset.id.get_create_plist()
         filters = [int(properties.get_filter(i)[0]) for i in range(properties.get_nfilters())]
-        if not _FILTERS.issuperset(filters):
+        if unknown := [number for number in filters if number not in _FILTERS]:
             raise UsageError(
-                f"data: {location}: {key} is compressed by filter {filters[0]}, which is not supported. "
+                f"data: {location}: {key} is compressed by filter {unknown[0]}, which is not supported. "
                 "Write it with gzip or lzf"
             )
         if dataset.shape is None or dataset.size * dataset.dtype.itemsize > _MAX_COMPRESSION_RATIO * size:
-            raise UsageError(
-                f"data: {location}: {key} claims to hold more than the file can, it is damaged. Write it again"
-            )
+            raise ValueError(f"{key} claims to hold more than the file can")
         if dataset.chunks and math.prod(dataset.chunks) * dataset.dtype.itemsize > max_record_bytes():
             raise UsageError(
                 f"data: {location}: {key} has chunks of more than {max_record_bytes():,} bytes. Use smaller chunks"
@@ -232,7 +230,10 @@ def _find_images(file: Any, location: str, size: int, channels: int | None) -> t
     images = _checked_dataset(file, location, key, size)
     shape = list(images.shape)
     if images.dtype.kind not in "uif":
-        raise UsageError(f"data: {location}: {key} are {images.dtype}, expected numbers. Write images.astype('uint8')")
+        raise UsageError(
+            f"data: {location}: {key} are {images.dtype}, expected numbers. Write them as uint8 or another type of "
+            "number, true as 255"
+        )
     if len(shape) not in (3, 4) or (len(shape) == 4 and not {shape[1], shape[3]} & {*PICTURE_CHANNELS, channels}):
         number = min(shape[1], shape[3]) if len(shape) == 4 else 0
         option = f". Use {channels_option(number)} to read all" if 0 < number <= MAX_CHANNELS else ""

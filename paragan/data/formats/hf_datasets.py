@@ -110,14 +110,20 @@ def open_hf_dataset(fs: FileSystem, listing: DirListing, *, labels: LabelChoice 
             split = "train"
         elif len(listing.folders) == 1:
             split = listing.folders[0]
+        elif not listing.folders:
+            raise UsageError(f"data: {fs.location} holds no split: save the data set again with save_to_disk")
         else:
-            splits = ", ".join(map(printable, listing.folders)) or "nothing"
+            splits = ", ".join(map(printable, listing.folders))
             raise UsageError(f"data: {fs.location} has no split called train, but {splits}. Give the folder of one")
         root /= split
         fs = LocalFileSystem(root)
         listing = fs.list_dir()
     files = _data_files(fs, listing)
+    if not files:  # as `datasets` saves an empty set
+        raise _no_image_error(fs.location)
     table, features = _load_table(root, fs.location)
+    if not len(table):
+        raise _no_image_error(fs.location)
     column = _image_column(features, fs.location)
     fingerprint = repr([(name, fs.size(name)) for name in files]).encode() + fs.read(_STATE_FILE)
     label_column = _label_column(features, labels, fs.location)
@@ -126,8 +132,6 @@ def open_hf_dataset(fs: FileSystem, listing: DirListing, *, labels: LabelChoice 
     notes = (f"ignored columns: {abbreviate(others, 10)}",) if others else ()
     if label_column:
         notes = (f"labels of column {printable(label_column)}", *notes)
-    if not len(table):
-        raise UsageError(f"data: {fs.location} has no image. Give at least one")
     return ArrowSource(fs.location, table.column(column), numbers, classes, fingerprint, notes)
 
 
@@ -144,9 +148,11 @@ def _data_files(fs: FileSystem, listing: DirListing) -> list[str]:
         raise UsageError(
             f"data: {path} names {name}, which is not in its folder: save the data set again with save_to_disk"
         )
-    if not names:
-        raise UsageError(f"data: {path} names no file: save the data set again with save_to_disk")
     return names
+
+
+def _no_image_error(location: str) -> UsageError:
+    return UsageError(f"data: {location} has no image. Give at least one")
 
 
 def _load_table(root: Path, location: str) -> tuple[Any, Any]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from paragan.core.errors import UsageError
-from paragan.data.formats.class_labels import check_labels, resolve_class_names
+from paragan.data.formats.class_labels import check_labels, resolve_class_names, unknown_class_error
 from paragan.data.formats.sample_label import label_of_value, number_labels
 from paragan.data.storage.filesystem import printable
 
@@ -128,9 +128,7 @@ def _parse_names(
         )
     numbers, names = number_labels(parsed, [f"{location}, {printable(key)}"] * len(parsed), -1)
     if unknown := [name for name in names if classes and name not in classes]:
-        raise UsageError(
-            f"data: {location}: label {printable(unknown[0])} is not in classes. Add it to them, {_REMEDY}"
-        )
+        raise unknown_class_error(unknown[0], location, "classes")
     if names and classes:
         numbers = [classes.index(names[number]) for number in numbers]
     return np.array(numbers, np.int64)[index], tuple(map(printable, names))

@@ -22,8 +22,10 @@ from paragan.data.formats.sample_label import (
     missing_labels_error,
     names_of_texts,
     number_labels,
+    orphan_labels_message,
     parse_sample_label,
     parse_sample_text,
+    unreadable_label_message,
 )
 from paragan.data.source import LabelChoice
 from paragan.data.storage.filesystem import abbreviate, format_error, printable
@@ -228,15 +230,10 @@ def _labels_of_samples(files: ImageFiles, members: dict[str, dict[str, tuple[str
             labels.append(parse_sample_label(*_members_of(members, image)))
         except ValueError as error:
             stem = files.display_path(_split_name(image)[0])
-            raise UsageError(
-                f"data: {stem}.{error}. Write a number from 0 on or a name into a .cls, {_REMEDY}"
-            ) from None
+            raise UsageError(unreadable_label_message(stem, error)) from None
     num_missing = labels.count(None)
     if num_missing == len(labels) and certain:
-        raise UsageError(
-            f"data: {files.location}: {len(certain):,} labels belong to no image ({printable(certain[0])}). Write both "
-            f"with the same name, {_REMEDY}"
-        )
+        raise UsageError(orphan_labels_message(certain, files.location))
     if num_missing == len(labels):
         return None
     if num_missing:

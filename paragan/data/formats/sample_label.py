@@ -101,6 +101,19 @@ def missing_labels_error(num_missing: int, num_images: int, example: str) -> Usa
     )
 
 
+def unreadable_label_message(place: str, error: ValueError) -> str:
+    """Return the message for what `parse_sample_label` raises. place: the path of the sample without suffix."""
+    return f"data: {place}.{error}. Write a number from 0 on or a name into a .cls, or use --data.labels=false"
+
+
+def orphan_labels_message(names: Sequence[str], location: str) -> str:
+    """Return the message for labels without image, where no image has a label. names: of these labels."""
+    return (
+        f"data: {location}: {len(names):,} labels belong to no image ({printable(names[0])}). Give both the same "
+        "name, or use --data.labels=false"
+    )
+
+
 def _find_member(members: Mapping[str, bytes], suffix: str, image_suffix: str) -> bytes | None:
     """Return the member with a suffix that belongs to the image: of its name up to the last dot, or to the first."""
     prefix = image_suffix[: image_suffix.rfind(".") + 1]

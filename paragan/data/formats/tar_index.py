@@ -22,8 +22,10 @@ from paragan.data.formats.sample_label import (
     is_label_suffix,
     names_of_texts,
     number_labels,
+    orphan_labels_message,
     parse_sample_label,
     parse_sample_text,
+    unreadable_label_message,
 )
 from paragan.data.formats.tar_reader import SequentialReader, TarMember, iter_members
 from paragan.data.source import IMAGE_FORMATS, DecodeError
@@ -316,10 +318,7 @@ class _IndexBuilder:
                 self.texts[row] = self.texts[row] or parse_sample_text(members, sample.suffix, self._known_texts)
         certain = [key for key, members in self.orphans.items() if any(map(is_certain_label, members))]
         if certain and all(label is None for label in self.labels):
-            self.problems.append(
-                f"data: {self.fs.location}: {len(certain):,} labels belong to no image ({printable(certain[0])}). Give "
-                "both the same name, or use --data.labels=false"
-            )
+            self.problems.append(orphan_labels_message(certain, self.fs.location))
 
     def _labels_of_texts(self) -> Sequence[Label | None]:
         """Return the names of classes in .txt members, where neither other members nor folders hold labels."""
@@ -346,10 +345,7 @@ class _IndexBuilder:
         try:
             return parse_sample_label(members, sample.suffix)
         except ValueError as error:
-            self.problems.append(
-                f"data: {location}, {printable(sample.key)}.{error}. Write a number from 0 on or a "
-                "name into a .cls, or use --data.labels=false"
-            )
+            self.problems.append(unreadable_label_message(f"{location}, {printable(sample.key)}", error))
             return None
 
 

@@ -19,6 +19,7 @@ from paragan.data.formats.class_labels import (
     labels_from_folders,
     resolve_class_names,
     sort_class_names,
+    unknown_class_error,
 )
 from paragan.data.formats.dataset_json import CLASSES_JSON, parse_class_names
 from paragan.data.formats.read_span import read_span
@@ -156,10 +157,7 @@ def _resolve_labels(fs: FileSystem, index: TarIndex) -> tuple[np.ndarray, tuple[
     names = [index.label_names[number] for number in present]
     number_by_name = {name: number for number, name in enumerate(classes or sort_class_names(names))}
     if unknown := [name for name in names if name not in number_by_name]:
-        raise UsageError(
-            f"data: label {printable(unknown[0])} is not in {fs.display_path(CLASSES_JSON)}. Add it, or use "
-            "--data.labels=false"
-        )
+        raise unknown_class_error(unknown[0], fs.location, CLASSES_JSON)
     new_number = np.zeros(len(index.label_names), np.int64)
     new_number[present] = [number_by_name[name] for name in names]
     return new_number[index.label], tuple(number_by_name)

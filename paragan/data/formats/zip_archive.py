@@ -114,7 +114,7 @@ class ZipArchive:
         data = read_span(self.fs, self.name, member.header_offset, likely_size)
         signature, *_, name_size, extra_size = _LOCAL_HEADER.unpack_from(data)
         if signature != b"PK\x03\x04":
-            raise DecodeError("its header in the archive is damaged")
+            raise DecodeError("has a damaged header in the archive")
         start = _LOCAL_HEADER.size + name_size + extra_size
         if start + member.compressed_size > len(data):
             return read_span(self.fs, self.name, member.header_offset + start, member.compressed_size)
@@ -224,12 +224,10 @@ def open_zip(fs: FileSystem, name: str, *, labels: LabelChoice = True) -> ZipSou
     if not labels:
         return ZipSource(archive, images, None, (), notes)
     classes: tuple[str, ...] = ()
-    try:
-        if classes_member:
-            classes = parse_class_names(archive.read(classes_member), f"{archive.location}/{root}{CLASSES_JSON}")
-        data = archive.read(members_by_name[root + DATASET_JSON], dataset_json.MAX_JSON_BYTES)
-    except DecodeError as error:
-        raise UsageError(f"data: {path} cannot be read: it {error}. Write the archive again") from None
+    if classes_member:
+        data = _read_label_file(archive, classes_member)
+        classes = parse_class_names(data, f"{archive.location}/{root}{CLASSES_JSON}")
+    data = _read_label_file(archive, members_by_name[root + DATASET_JSON])
     numbers, classes = parse_dataset_json(data, [name.removeprefix(root) for name in names], path, classes)
     return ZipSource(archive, images, numbers, classes, notes)
 
@@ -245,16 +243,8 @@ def _open_like_folder(
         return ZipSource(archive, images, None, (), _describe_ignored(num_others))
 
     def read(selected: Sequence[str]) -> list[bytes]:
-        try:
-            members = [members_by_name[name] for name in selected]
-            return map_reads(
-                lambda member: archive.read(member, dataset_json.MAX_JSON_BYTES), members, archive.fs.is_remote
-            )
-        except DecodeError as error:
-            raise UsageError(
-                f"data: {archive.location}: labels cannot be read: one of their files {error}. Write the archive "
-                "again, or use --data.labels=false"
-            ) from None
+        members = [members_by_name[name] for name in selected]
+        return map_reads(lambda member: _read_label_file(archive, member), members, archive.fs.is_remote)
 
     numbers, classes = labels_from_folders(names, archive.location, f"add a {DATASET_JSON}")
     outer = _outer_folder(names, has_classes=numbers is not None)
@@ -264,6 +254,16 @@ def _open_like_folder(
         return ZipSource(archive, images, numbers, classes, _describe_ignored(num_others))
     notes = (file_labels.note, *_describe_ignored(num_others - len(file_labels.files)))
     return ZipSource(archive, images, file_labels.labels, file_labels.classes, notes)
+
+
+def _read_label_file(archive: ZipArchive, member: ZipMember) -> bytes:
+    try:
+        return archive.read(member, dataset_json.MAX_JSON_BYTES)
+    except DecodeError as error:
+        raise UsageError(
+            f"data: {archive.location}/{printable(member.name)} cannot be read: it {error}. Write the archive again, "
+            "or use --data.labels=false"
+        ) from None
 
 
 def _describe_ignored(count: int) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from advice import advises
 from fake_datasets import FakeRemoteFileSystem, encode_image, open_error, random_images, read_all_pixels
 from paragan.data.formats import label_files
 from paragan.data.formats.image_folder import open_image_folder
@@ -85,51 +86,117 @@ def test_files_of_single_images(write, suffix, texts, expected, classes):
     assert "(8)" in without.notes[0]
 
 
+WITH_CLS = beside("cls", [str(label) for label in LABELS])
+WITH_TABLE = images() | {"labels.csv": csv_of(LABELS)}
+
+
 @pytest.mark.parametrize(
-    ("files", "expected"),
+    ("files", "refusal", "mended"),
     [
-        (beside("cls", ["1.5"] * 8), "holds '1.5', which is no class"),
-        (beside("cls", ["0"] * 5), "3 of 8 images have no class"),
-        (beside("cls", ["-1"] * 8), "labels are negative"),
-        (beside("cls", ["0", "a"] * 4), "its label is the number 0, and others are names such as a"),
-        (images() | {"x.cls": b"0"}, "1 labels belong to no image (x.cls)"),
-        (beside("cls.txt", ["0"] * 8), "cls.txt: looks like a label"),
-        (beside("txt", [f"a caption, {index}" for index in range(8)]), "captions are no classes"),
-        (beside("txt", ["0 0.5 0.5 0.1 0.1\n1 0.5 0.5 0.1 0.1"] * 8), "captions are no classes"),
-        (beside("txt", ["0 0.5 0.5 0.2 0.2"] * 8), "captions are no classes"),
-        (beside("txt", ["1, 2.5"] * 8), "captions are no classes"),
-        (beside("txt", ["cat"] * 5), "the .txt beside 5 of 8 images"),
-        (images() | {"labels.npy": b"x"}, "labels.npy looks like labels, and is not read. Write labels.csv"),
-        (images() | {"annotations.json": b"{}"}, "annotations.json looks like labels"),
-        (images() | {"metadata.parquet": b"x"}, "metadata.parquet looks like labels"),
-        (images() | {"labels.csv": b"0.png,1"}, "labels.csv has no column of labels, only 0.png, 1"),
-        (images() | {"labels.csv": b""}, "labels.csv has no rows. Write one for each image, with columns file_name,"),
-        (images() | {"labels.csv": b"file_name,label\n"}, "labels.csv has no rows"),
-        (images() | {"metadata.jsonl": b"\n"}, "metadata.jsonl has no rows"),
-        (images() | {"labels.csv": csv_of(["0,1"] * 8, "file_name,label,label")}, "has the column label twice"),
-        (images() | {"labels.csv": b"label\n0"}, "labels.csv has no column of file names, only label"),
-        (images() | {"labels.csv": csv_of(LABELS[:5])}, "has no label of 3 of 8 images (5.png, 6.png, 7.png)"),
-        (images() | {"labels.csv": csv_of([0.5] * 8)}, "column label holds '0.5', which is no class"),
-        (images() | {"labels.csv": csv_of([""] * 8)}, "column label holds '', which is no class"),
-        (images() | {"labels.csv": csv_of(LABELS) + b"\n0.png,1"}, "names 0.png twice, as 0 and 1"),
-        (images() | {"labels.csv": b'file_name,label\n"0.png'}, "labels.csv cannot be read"),
-        (images() | {"labels.csv": b"\xff\xfe"}, "labels.csv cannot be read"),
-        (images() | {"metadata.jsonl": b"{"}, "metadata.jsonl cannot be read"),
-        (images() | {"metadata.jsonl": b"[]"}, "metadata.jsonl cannot be read (a line is no object)"),
-        (images() | {"metadata.jsonl": b"[" * 100_000}, "metadata.jsonl cannot be read"),
+        (
+            beside("cls", ["1.5"] * 8),
+            advises("which is no class. Write a number from 0 on or a name into a .cls, or use --data.labels=false"),
+            WITH_CLS,
+        ),
+        (beside("cls.txt", ["0"] * 8), advises("cls.txt: looks like a label"), WITH_CLS),
+        (
+            WITH_CLS | {"8.png": images()["0.png"]},
+            advises("Add a .cls with one to each, remove those of the others, or use --data.labels=false"),
+            WITH_CLS | {"8.png": images()["0.png"], "8.cls": b"0"},
+        ),
+        (beside("cls", ["0"] * 5), advises("3 of 8 images have no class"), images()),
+        (beside("cls", ["0", "a"] * 4), advises("Use one kind, or --data.labels=false"), beside("cls", ["b", "a"] * 4)),
+        (
+            images() | {"x.cls": b"0"},
+            advises("1 labels belong to no image (x.cls). Give both the same name, or use --data.labels=false"),
+            {"x.png": images()["0.png"], "x.cls": b"0"},
+        ),
+        (
+            beside("txt", [f"a caption, {index}" for index in range(8)]),
+            advises("Write the class into .cls, or use --data.labels=false"),
+            beside("txt", ["a caption"]) | WITH_CLS,
+        ),
+        (beside("txt", ["0 0.5 0.5 0.1 0.1\n1 0.5 0.5 0.1 0.1"] * 8), advises("captions are no classes"), WITH_CLS),
+        (beside("txt", ["0 0.5 0.5 0.2 0.2"] * 8), advises("captions are no classes"), WITH_CLS),
+        (beside("txt", ["1, 2.5"] * 8), advises("captions are no classes"), WITH_CLS),
+        (beside("txt", ["cat"] * 5), advises("the .txt beside 5 of 8 images"), WITH_CLS),
+        (
+            images() | {"labels.npy": b"x"},
+            advises("Write labels.csv with columns file_name,label, or use --data.labels=false"),
+            WITH_TABLE | {"labels.npy": b"x"},
+        ),
+        (images() | {"annotations.json": b"{}"}, advises("annotations.json looks like labels"), WITH_TABLE),
+        (images() | {"metadata.parquet": b"x"}, advises("metadata.parquet looks like labels"), WITH_TABLE),
+        (
+            images() | {"labels.csv": b"0.png,1"},
+            advises("Choose one with --data.label_key=COLUMN, call it label, or use --data.labels=false"),
+            WITH_TABLE,
+        ),
         (
             images() | {"metadata.csv": csv_of(["a b"] * 8, "file_name,text")},
-            "no column of labels, only file_name, text",
+            advises("no column of labels, only file_name, text"),
+            images() | {"metadata.csv": csv_of(LABELS, "file_name,label")},
         ),
+        (
+            images() | {"labels.csv": b""},
+            advises("Write one for each image, with columns file_name,label, or use --data.labels=false"),
+            WITH_TABLE,
+        ),
+        (images() | {"labels.csv": b"file_name,label\n"}, advises("labels.csv has no rows"), WITH_TABLE),
+        (images() | {"metadata.jsonl": b"\n"}, advises("metadata.jsonl has no rows"), WITH_TABLE),
+        (
+            images() | {"labels.csv": csv_of(["0,1"] * 8, "file_name,label,label")},
+            advises("has the column label twice. Give each a name of its own, or use --data.labels=false"),
+            images() | {"labels.csv": csv_of(["0,1"] * 8, "file_name,label,second")},
+        ),
+        (
+            images() | {"labels.csv": b"label\n0"},
+            advises("only label. Write columns file_name,label, or use --data.labels=false"),
+            WITH_TABLE,
+        ),
+        (
+            images() | {"labels.csv": csv_of(LABELS[:5])},
+            advises("no label of 3 of 8 images (5.png, 6.png, 7.png). Add them, or use --data.labels=false"),
+            WITH_TABLE,
+        ),
+        (
+            images() | {"labels.csv": csv_of([0.5] * 8)},
+            advises("holds '0.5', which is no class. Write a number from 0 on or a name, or use --data.labels=false"),
+            WITH_TABLE,
+        ),
+        (images() | {"labels.csv": csv_of([""] * 8)}, advises("holds '', which is no class"), WITH_TABLE),
+        (
+            images() | {"labels.csv": b'file_name,label\n"0.png'},
+            advises("Write it with columns file_name,label, or use --data.labels=false"),
+            WITH_TABLE,
+        ),
+        (images() | {"labels.csv": b"\xff\xfe"}, advises("labels.csv cannot be read"), WITH_TABLE),
+        (images() | {"metadata.jsonl": b"{"}, advises("metadata.jsonl cannot be read"), WITH_TABLE),
+        (images() | {"metadata.jsonl": b"[]"}, advises("cannot be read (a line is no object)"), WITH_TABLE),
+        (images() | {"metadata.jsonl": b"[" * 100_000}, advises("metadata.jsonl cannot be read"), WITH_TABLE),
     ],
-    ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_files_that_look_like_labels_and_cannot_be_read_can_be_left_out(write, files, expected):
+def test_files_that_look_like_labels_and_cannot_be_read_are_mended_or_left_out(write, files, refusal, mended):
+    path = str(write(files))
+    with refusal as error:
+        open_source(path)
+    assert "or use --data.labels=false" in str(error.value) or "or --data.labels=false" in str(error.value)
+    assert open_source(path, labels=False).labels is None
+    source = open_source(str(write(mended, "mended")))
+    assert (source.labels is None) == (mended == images())
+
+
+def test_negative_labels_are_refused(write):
+    assert "labels are negative" in open_error(write(beside("cls", ["-1"] * 8)))
+
+
+def test_an_image_in_two_rows_of_a_table_is_refused(write):
+    files = images() | {"labels.csv": csv_of(LABELS) + b"\n0.png,1"}
     path = write(files)
-    message = open_error(path)
-    assert expected in message
-    assert "--data.labels=false" in message or "negative" in message
+    with advises(f"data: {path}/labels.csv names 0.png twice, as 0 and 1. Leave one out, or use --data.labels=false"):
+        open_source(str(path))
     assert open_source(str(path), labels=False).labels is None
+    assert labels_of(open_source(str(write(WITH_TABLE, "mended")))) == LABELS
 
 
 @pytest.mark.parametrize(
@@ -162,14 +229,18 @@ def test_tables_of_labels(write, name, data):
 
 def test_tables_that_contradict_each_other_are_refused(write):
     other = csv_of(LABELS[::-1])
-    path = write(images() | {"labels.csv": csv_of(LABELS), "metadata.csv": other})
-    assert "metadata.csv names 0.png as 1, but it is 0 in labels.csv. Leave one out, or use --data.labels=f" in (
-        open_error(path)
-    )
-    assert "metadata.csv names 0.png as 1, but it is 0 in labels.csv" in open_error(path, labels="label")
+    path = write(WITH_TABLE | {"metadata.csv": other})
+    for labels in (True, "label"):
+        with advises(f"data: {path}/metadata.csv names 0.png as 1, but it is 0 in labels.csv. Leave one out, or use"):
+            open_source(str(path), labels=labels)
     assert open_source(str(path), labels=False).labels is None
+    assert labels_of(open_source(str(write(images() | {"metadata.csv": other}, "one")))) == LABELS[::-1]
     stems = csv_of([*LABELS, 1]).replace(b"8.png", b"0")
-    assert "names 0.png as 0, and 0 as 1. Leave one out" in open_error(write(images() | {"labels.csv": stems}, "stems"))
+    path = write(images() | {"labels.csv": stems}, "stems")
+    with advises(f"data: {path}/labels.csv names 0.png as 0, and 0 as 1. Leave one out, or use --data.labels=false"):
+        open_source(str(path))
+    assert open_source(str(path), labels=False).labels is None
+    assert labels_of(open_source(str(write(WITH_TABLE, "mended")))) == LABELS
 
 
 def test_tables_that_agree_are_read_together(write):
@@ -196,20 +267,24 @@ def test_rows_of_other_files_are_counted(write):
 
 def test_the_column_of_a_table_can_be_chosen(write):
     files = images() | {"metadata.csv": csv_of(["1,red", "0,blue"] * 4, "file_name,wings,colour")}
-    path = write(files)
-    assert "metadata.csv has no column of labels, only file_name, wings, colour. Choose one with --data.label_key=" in (
-        open_error(path)
-    )
-    assert labels_of(open_source(str(path), labels="wings")) == [1, 0] * 4
-    assert open_source(str(path), labels="colour").classes == ("blue", "red")
-    assert "metadata.csv has only colour, file_name, wings. Use one of them" in key_error(path, "x")
-    assert "has no labels.csv, labels.jsonl, metadata.csv" in key_error(write(images(), "other"), "wings")
+    path = str(write(files))
+    with advises("only file_name, wings, colour. Choose one with --data.label_key=COLUMN, call it label, or use"):
+        open_source(path)
+    with advises(f"data.label_key=x: {path}/metadata.csv has only colour, file_name, wings. Use one of them"):
+        open_source(path, labels="x")
+    assert labels_of(open_source(path, labels="wings")) == [1, 0] * 4
+    assert open_source(path, labels="colour").classes == ("blue", "red")
+    assert open_source(path, labels=False).labels is None
+    called = files["metadata.csv"].replace(b"wings", b"label")
+    assert labels_of(open_source(str(write(images() | {"metadata.csv": called}, "called")))) == [1, 0] * 4
 
 
-def key_error(path: Path, key: str) -> str:
-    with pytest.raises(Exception, match=f"data.label_key={key}: ") as error:
-        open_source(str(path), labels=key)
-    return str(error.value)
+def test_without_tables_there_is_no_column_to_choose(write):
+    path = str(write(images()))
+    tables = "labels.csv, labels.jsonl, metadata.csv, metadata.jsonl"
+    with advises(f"data.label_key=wings: {path} has no {tables}, whose columns could be chosen. Leave it out"):
+        open_source(path, labels="wings")
+    assert open_source(path).labels is None
 
 
 def test_class_folders_come_before_tables_and_captions(write):
@@ -227,16 +302,20 @@ def test_class_folders_come_before_tables_and_captions(write):
 
 def test_parts_of_a_data_set_are_no_classes(write, tmp_path):
     tables = {f"{part}/metadata.csv": csv_of(LABELS) for part in ("train", "test")}
-    path = write({f"set/{name}": data for name, data in (images("train/") | images("test/") | tables).items()})
-    message = open_error(path)
-    assert "each of its folders (set/test, set/train) has a table (" in message
+    files = {f"set/{name}": data for name, data in (images("train/") | images("test/")).items()}
+    path = write(files | {f"set/{name}": data for name, data in tables.items()})
+    assert "each of its folders (set/test, set/train) has a table (" in open_error(path)
     assert len(open_source(str(path), labels=False)) == 16
     if path.is_dir():
-        assert f"Use --data={path / 'set' / 'test'}, move the tables away" in message
+        with advises(f"Use --data={path / 'set' / 'test'}, move the tables away, or use --data.labels=false"):
+            open_source(str(path))
         assert labels_of(open_source(str(path / "set" / "test"))) == LABELS
     else:
-        assert "Write set/test into an archive of its own, move" in message
-        assert labels_of(open_source(str(write_zip(tmp_path / "part", images() | {"metadata.csv": csv_of(LABELS)}))))
+        with advises("Write set/test into an archive of its own, move the tables away, or use --data.labels=false"):
+            open_source(str(path))
+        part = write_zip(tmp_path / "part", images() | {"metadata.csv": csv_of(LABELS)})
+        assert labels_of(open_source(str(part))) == LABELS
+    assert len(open_source(str(write(files, "without tables"))).classes) == 2
 
 
 def test_of_many_captions_in_class_folders_a_sample_is_read(tmp_path, monkeypatch):
@@ -257,9 +336,13 @@ def test_labels_of_single_images_come_before_class_folders(write):
 
 
 def test_a_dataset_json_in_a_class_folder_is_refused(write):
+    files = images("a/") | images("b/")
     listing = json.dumps({"labels": [["0.png", 0]]}).encode()
-    message = open_error(write(images("a/") | images("b/") | {"a/dataset.json": listing}))
-    assert "a/dataset.json is not beside all images or above them, and is not read. Move it there" in message
+    with advises("is not read. Move it there, with paths from there in it, or away"):
+        open_source(str(write(files | {"a/dataset.json": listing})))
+    moved = json.dumps({"labels": [[name, 0] for name in files]}).encode()
+    assert labels_of(open_source(str(write(files | {"dataset.json": moved}, "moved")))) == [0] * 16
+    assert len(open_source(str(write(files, "away"))).classes) == 2
 
 
 def test_samples_with_dots_in_their_names(write):

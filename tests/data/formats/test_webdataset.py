@@ -7,12 +7,14 @@ import json
 import os
 import shutil
 import tarfile
+import zipfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 import webdataset
 
+from advice import advises
 from fake_datasets import FakeRemoteFileSystem, encode_image, fingerprint, open_error, random_images, read_all_pixels
 from paragan.core.errors import UsageError
 from paragan.data.dataset import load_data
@@ -87,15 +89,18 @@ def test_one_shard_and_some(tmp_path):
 def test_ranges():
     assert list(expand_pattern("a-{08..11}.tar")) == ["a-08.tar", "a-09.tar", "a-10.tar", "a-11.tar"]
     assert list(expand_pattern("{1..2}-{0..1}")) == ["1-0", "1-1", "2-0", "2-1"]
+    assert len(list(expand_pattern("{000..012}"))) == 13
     for wrong in ("{3..1}.tar", "{0..999999999}.tar"):
-        with pytest.raises(UsageError, match="is not a range of 1 to"):
+        with advises("is not a range of 1 to 100,000 shards. Give one such as {000..012}"):
             list(expand_pattern(wrong))
 
 
 def test_missing_shards_are_named(tmp_path):
     shards(tmp_path)
     assert f"{tmp_path / 'shard-003.tar'} does not exist" in open_error(tmp_path / "shard-{000..003}.tar")
-    assert f"{tmp_path} holds no x*.tar" in open_error(tmp_path / "x*.tar")
+    with advises(f"{tmp_path} holds no x*.tar. Give the names of its shards, such as *.tar"):
+        open_source(str(tmp_path / "x*.tar"))
+    assert len(open_source(str(tmp_path / "*.tar"))) == 30
     assert "only the last name may have them" in open_error(tmp_path / "*" / "a.tar")
     assert "is not a pattern of .tar files" in open_error(tmp_path / "*.jpg")
     assert "does not exist" in open_error(tmp_path / "nowhere" / "*.tar")
@@ -397,7 +402,8 @@ def test_a_stored_index_changes_no_label(tmp_path):
     single = open_source(str(tmp_path / "1.tar"))
     assert (labels_of(single), single.classes) == ([0, 0], ("dog",))
     (tmp_path / "classes.json").write_text('["cat", "cow"]')
-    assert "label dog is not in" in open_error(tmp_path)
+    with advises(f"data: {tmp_path}: label dog is not in classes.json. Add it, or use --data.labels=false"):
+        open_source(str(tmp_path))
     assert open_source(str(tmp_path), labels=False).labels is None
 
 
@@ -424,35 +430,123 @@ def test_members_that_are_no_images_are_skipped(tmp_path):
     ("members", "expected"),
     [
         ([("a.txt", b"x")], "no image in a.tar"),
-        ([("0.png", b"x"), ("0.cls", b" ")], "a.tar, 0.cls holds ' ', which is no class"),
-        ([("0.png", b"x"), ("0.cls", b"\xff\x00")], "which is no class. Write a number from 0 on or a name"),
-        ([("0.png", b"x"), ("0.cls", b"1.5")], "0.cls holds '1.5', which is no class"),
-        ([("0.png", b"x"), ("a.cls", b"0")], "1 labels belong to no image (a)"),
-        ([("0.png", b"x"), ("0.cls", b"1" * (2**20 + 1))], "0.cls holds '1111"),
-        ([("0.png", b"x"), ("0.cls.txt", b"cat")], "0.cls.txt: looks like a label, and labels of this name are not"),
-        ([("0.png", b"x"), ("0.label.npy", b"\x93NUMPY")], "0.label.npy: looks like a label"),
-        ([("0.png", b"x"), ("0.json", b'{"label": [0, 2]}')], "0.json holds '{\"label\": [0, 2]}', which is no class"),
-        ([("0.png", b"x"), ("0.json", b'{"label": NaN}')], "which is no class"),
-        ([("0.png", b"x"), ("labels.csv", b"x")], "labels.csv looks like labels, and tables in a tar are not read"),
-        ([("0.png", b"x"), ("dataset.json", b"{}")], "the labels of a dataset.json in a tar are not read"),
-        (
-            [(f"{part}/{name}", b"x") for part in ("a", "b") for name in ("0.png", "labels.csv")],
-            "each of its folders (a, b) has a table (labels.csv, labels.jsonl, metadata.csv, metadata.jsonl): they are",
-        ),
         ([("a/0.png", b"x"), ("b/c/0.png", b"x")], "images at different depths"),
-        ([("0.png", b"x"), ("0.cls", b"0"), ("1.png", b"x"), ("1.cls", b"cat")], "0: its label is the number 0"),
-        ([("0.png", b"x"), ("0.cls", b"0"), ("1.png", b"x")], "1 of 2 images have no class"),
         ([("0.png", b"x"), ("0.cls", b"-1")], "1 of 1 labels are negative"),
         ([("0.png", b"x"), ("0.cls", b"2")], "2 of these classes have no image (0, 1)"),
-        ([("0.png", b"x"), ("0.jpg", b"x")], "0 has several images (png, jpg)"),
-        (
-            [("0.png", b"x"), ("0.cls", b"0"), ("0.crop.png", b"x"), ("0.crop.cls", b"1")],
-            "0 has several images (png, crop.png). Keep one",
-        ),
     ],
 )
 def test_invalid_files_are_refused_with_the_reason(tmp_path, members, expected):
     assert expected in open_error(tar(tmp_path / "a.tar", members))
+
+
+WITH_CLS = [("0.png", b"x"), ("0.cls", b"0")]
+CROP = [("0.crop.png", b"x"), ("0.crop.cls", b"0")]
+
+
+@pytest.mark.parametrize(
+    ("members", "refusal", "mended"),
+    [
+        ([("0.png", b"x"), ("0.cls", b" ")], advises("a.tar, 0.cls holds ' ', which is no class"), WITH_CLS),
+        (
+            [("0.png", b"x"), ("0.cls", b"\xff\x00")],
+            advises("which is no class. Write a number from 0 on or a name into a .cls, or use --data.labels=false"),
+            [("0.png", b"x"), ("0.cls", b"dog")],
+        ),
+        ([("0.png", b"x"), ("0.cls", b"1.5")], advises("0.cls holds '1.5', which is no class"), WITH_CLS),
+        ([("0.png", b"x"), ("0.cls", b"1" * (2**20 + 1))], advises("0.cls holds '1111"), WITH_CLS),
+        ([("0.png", b"x"), ("0.cls.txt", b"cat")], advises("labels of this name are not"), WITH_CLS),
+        ([("0.png", b"x"), ("0.label.npy", b"\x93NUMPY")], advises("0.label.npy: looks like a label"), WITH_CLS),
+        ([("0.png", b"x"), ("0.json", b'{"label": [0, 2]}')], advises("0.json holds '{\"label\": [0, 2]}'"), WITH_CLS),
+        ([("0.png", b"x"), ("0.json", b'{"label": NaN}')], advises("which is no class"), WITH_CLS),
+        (
+            [("0.png", b"x"), ("a.cls", b"0")],
+            advises("1 labels belong to no image (a). Give both the same name, or use --data.labels=false"),
+            WITH_CLS,
+        ),
+        (
+            [*WITH_CLS, ("1.png", b"x"), ("1.cls", b"cat")],
+            advises("0: its label is the number 0"),
+            [*WITH_CLS, ("1.png", b"x"), ("1.cls", b"1")],
+        ),
+        (
+            [*WITH_CLS, ("1.png", b"x")],
+            advises("1 of 2 images have no class"),
+            [*WITH_CLS, ("1.png", b"x"), ("1.cls", b"0")],
+        ),
+        (
+            [("0.png", b"x"), ("0.txt", b"a caption")],
+            advises("captions are no classes"),
+            [*WITH_CLS, ("0.txt", b"a caption")],
+        ),
+    ],
+)
+def test_members_that_are_no_labels_are_mended_or_left_out(tmp_path, members, refusal, mended):
+    path = str(tar(tmp_path / "a.tar", members))
+    for _ in range(2):  # from the shard, then from its index
+        with refusal as error:
+            open_source(path)
+        assert "--data.labels=false" in str(error.value)
+        assert open_source(path, labels=False).labels is None
+    assert open_source(str(tar(tmp_path / "b.tar", mended))).labels is not None
+
+
+@pytest.mark.parametrize("members", [[("0.png", b"x"), ("0.jpg", b"x")], [*WITH_CLS, *CROP]])
+def test_of_several_images_of_a_sample_one_is_left_or_the_others_get_names(tmp_path, members):
+    with advises("Keep one a sample, or let their names differ before the first dot"):
+        open_source(str(tar(tmp_path / "a.tar", members)))
+    assert len(open_source(str(tar(tmp_path / "b.tar", [members[0]])))) == 1
+    renamed = [(name if index < len(members) // 2 else f"_{name}", data) for index, (name, data) in enumerate(members)]
+    assert len(open_source(str(tar(tmp_path / "c.tar", renamed)))) == 2
+
+
+def extract(path: Path) -> str:
+    """Write the files of a tar into a folder and return its path."""
+    with tarfile.open(path) as file:
+        file.extractall(path.with_suffix(""), filter="data")
+    return str(path.with_suffix(""))
+
+
+def to_zip(path: Path) -> str:
+    """Write the files of a tar into a zip and return its path."""
+    with zipfile.ZipFile(path.with_suffix(".zip"), "w") as archive, tarfile.open(path) as file:
+        for member in file:
+            archive.writestr(member.name, file.extractfile(member).read())  # pyright: ignore[reportOptionalMemberAccess]
+    return str(path.with_suffix(".zip"))
+
+
+def check_labels_in_zip_and_folder(path: Path) -> None:
+    assert open_source(str(path), labels=False).labels is None
+    assert labels_of(open_source(extract(path))) == [0]
+    assert labels_of(open_source(to_zip(path))) == [0]
+
+
+def test_tables_in_tars_are_read_in_a_zip_or_a_folder(tmp_path):
+    path = tar(tmp_path / "a.tar", [("0.png", b"x"), ("labels.csv", b"file_name,label\n0.png,0")])
+    with advises(
+        f"data: {path}, labels.csv looks like labels, and tables in a tar are not read. "
+        "Use a zip or a folder of the same files, or --data.labels=false"
+    ):
+        open_source(str(path))
+    check_labels_in_zip_and_folder(path)
+    path = tar(tmp_path / "b.tar", [("0.png", b"x"), ("dataset.json", b'{"labels": [["0.png", 0]]}')])
+    with advises(
+        f"data: {path}: the labels of a dataset.json in a tar are not read. "
+        "Use a zip or a folder of the same files, or --data.labels=false"
+    ):
+        open_source(str(path))
+    check_labels_in_zip_and_folder(path)
+
+
+def test_parts_of_a_data_set_in_a_tar_are_no_classes(tmp_path):
+    images = [(f"{part}/0.png", b"x") for part in ("a", "b")]
+    tables = [(f"{part}/labels.csv", b"file_name,label\n0.png,0") for part in ("a", "b")]
+    path = tar(tmp_path / "a.tar", images + tables)
+    with advises("Use a folder of the files in a, move the tables away, or use --data.labels=false"):
+        open_source(str(path))
+    assert "each of its folders (a, b) has a table (labels.csv, labels.jsonl, metadata.csv" in open_error(path)
+    assert open_source(str(path), labels=False).labels is None
+    assert labels_of(open_source(f"{extract(path)}/a")) == [0]
+    assert labels_of(open_source(str(tar(tmp_path / "b.tar", images)))) == [0, 1]
 
 
 def test_a_cut_shard_is_named_with_the_place(tmp_path):
@@ -469,7 +563,10 @@ def test_a_cut_shard_is_named_with_the_place(tmp_path):
         assert f"{tmp_path / 'a.tar'}: at byte" in message
         assert expected in message
     (tmp_path / "a.tar").write_bytes(b"x" * 2000)
-    assert "at byte 0 there is no header of a tar" in open_error(tmp_path)
+    with advises("at byte 0 there is no header of a tar. Write this shard again"):
+        open_source(str(tmp_path))
+    tar(tmp_path / "a.tar", labelled())
+    assert labels_of(open_source(str(tmp_path))) == LABELS[:3]
 
 
 def test_sparse_files_are_refused(tmp_path):

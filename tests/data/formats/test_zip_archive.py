@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from advice import advises
 from fake_datasets import (
     FakeRemoteFileSystem,
     dataset_json,
@@ -22,6 +23,7 @@ from fake_datasets import (
     read_all_pixels,
 )
 from paragan.data.formats import read_span
+from paragan.data.formats.dataset_json import open_labelled_folder
 from paragan.data.formats.zip_archive import open_zip
 from paragan.data.open_source import open_source
 from paragan.data.source import DecodeError
@@ -152,9 +154,7 @@ def test_names_that_do_not_match_are_listed(tmp_path):
         ("{", "is not JSON"),
         (b"\xff\xfe\xfa", "is not JSON"),
         ("[" * 100_000, "nested too deeply"),
-        ("[]", "is not of the form"),
         ('{"labels": 3}', "is not of the form"),
-        ('{"labels": [["a.png", 0.5]]}', '["a.png", 0.5] is not a pair'),
         ('{"labels": [["a.png", true]]}', "is not a pair"),
         ('{"labels": [["a.png", [0, 2]]]}', "is not a pair"),
         ('{"labels": [["a.png"]]}', "is not a pair"),
@@ -175,6 +175,27 @@ def test_a_bad_listing_is_refused_in_a_zip_and_in_a_folder(tmp_path, text, expec
     (tmp_path / "set" / "dataset.json").write_bytes(text.encode() if isinstance(text, str) else text)
     assert expected in open_error(tmp_path / "set")
     assert open_source(str(tmp_path / "set"), labels=False).labels is None
+
+
+def test_a_bad_listing_is_written_as_the_message_shows(tmp_path):
+    image = images(["a.png"])
+    where = str(archive(tmp_path / "a.zip", image | {"dataset.json": "[]"}))
+    with advises(
+        f'data: {where}/dataset.json is not of the form {{"labels": [["a.png", 0], ...]}} or {{"labels": null}}. '
+        "Write it so, or use --data.labels=false"
+    ):
+        open_source(where)
+    assert open_source(where, labels=False).labels is None
+    for labels, classes in (([["a.png", 0]], ("0",)), (None, ())):
+        listing = json.dumps({"labels": labels})
+        assert open_source(str(archive(tmp_path / "b.zip", image | {"dataset.json": listing}))).classes == classes
+    where = str(archive(tmp_path / "a.zip", image | {"dataset.json": '{"labels": [["a.png", 0.5]]}'}))
+    with advises(
+        f'data: {where}/dataset.json: ["a.png", 0.5] is not a pair of a name and a class, such as ["a.png", 0]. '
+        "Write it so, or use --data.labels=false"
+    ):
+        open_source(where)
+    assert open_source(where, labels=False).labels is None
 
 
 @pytest.mark.parametrize(
@@ -201,8 +222,26 @@ def test_names_in_a_listing_are_numbered_by_classes_json(tmp_path):
     assert result.labels is not None
     assert result.labels.tolist() == [0, 2]
     assert result.classes == ("dog", "cow", "cat")
-    where = archive(tmp_path / "b.zip", members | {"classes.json": '["dog"]'})
-    assert "label cat is not in classes.json" in open_error(where)
+    where = str(archive(tmp_path / "b.zip", members | {"classes.json": '["dog"]'}))
+    with advises(f"data: {where}/dataset.json: label cat is not in classes.json. Add it, or use --data.labels=false"):
+        open_source(where)
+    assert open_source(where, labels=False).labels is None
+    with advises('classes.json is not a list of unique names. Write ["cat", "dog", ...]'):
+        open_source(str(archive(tmp_path / "b.zip", members | {"classes.json": '{"cat": 0}'})))
+    result = open_source(str(archive(tmp_path / "b.zip", members | {"classes.json": '["cat", "dog"]'})))
+    assert result.classes == ("cat", "dog")
+
+
+def test_names_in_a_listing_are_of_one_kind(tmp_path):
+    members = images(["a.png", "b.png"])
+    listing = json.dumps({"labels": [["a.png", "dog"], ["b.png", 0]]})
+    where = str(archive(tmp_path / "a.zip", members | {"dataset.json": listing}))
+    with advises("its label is the number 0, and others are names such as dog. Use one kind, or --data.labels=false"):
+        open_source(where)
+    assert open_source(where, labels=False).labels is None
+    for labels in (["dog", "cat"], [1, 0]):
+        listing = json.dumps({"labels": [*zip(members, labels)]})
+        assert len(open_source(str(archive(tmp_path / "a.zip", members | {"dataset.json": listing}))).classes) == 2
 
 
 def test_a_folder_with_a_listing(tmp_path):
@@ -224,9 +263,12 @@ def test_a_folder_with_a_listing(tmp_path):
 
 
 def test_what_is_no_zip(tmp_path):
+    path = tmp_path / "a.zip"
     for data in (b"", b"PK", b"x" * 1000, archive(tmp_path / "b.zip", images()).read_bytes()[:-30]):
-        (tmp_path / "a.zip").write_bytes(data)
-        assert f"{tmp_path / 'a.zip'} is not a zip, or is damaged" in open_error(tmp_path / "a.zip")
+        path.write_bytes(data)
+        with advises(f"data: {path} is not a zip, or is damaged (File is not a zip file). Write it again"):
+            open_source(str(path))
+    assert len(open_source(str(archive(path, images())))) == 30
     assert "holds no image, only .txt" in open_error(archive(tmp_path / "c.zip", {"a.txt": "x"}))
     assert "it is empty" in open_error(archive(tmp_path / "c.zip", {}))
 
@@ -259,7 +301,7 @@ def changed(where: Path, at: int, value: bytes) -> Path:
         (24, struct.pack("<L", 5), "does not have the 5 bytes"),
         (20, struct.pack("<2L", 2**30, 2**30), "more than any image"),
         (20, struct.pack("<2L", 10**8, 10**8), "lies outside of the archive"),
-        (42, struct.pack("<L", 7), "its header in the archive is damaged"),
+        (42, struct.pack("<L", 7), "has a damaged header in the archive"),
     ],
 )
 def test_a_wrong_directory_entry_loses_only_its_image(tmp_path, at, value, expected):
@@ -298,4 +340,51 @@ def test_members_over_each_other_and_twice(tmp_path):
     with pytest.raises(DecodeError):
         result.read(1)
     where.write_bytes(data.replace(b"b.png", b"a.png"))
-    assert "holds a.png twice" in open_error(where)
+    with advises("holds a.png twice. Write it again with one of them"):
+        open_source(str(where))
+    assert len(open_source(str(archive(where, images(["a.png"]))))) == 1
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        {"dataset.json": dataset_json(["0.png"], [0])},
+        {"classes.json": '["0"]', "dataset.json": dataset_json(["0.png"], [0])},
+        {"0.cls": "0"},
+        {"labels.csv": "file_name,label\n0.png,0"},
+    ],
+    ids=lambda labels: next(iter(labels)),
+)
+def test_an_archive_with_damaged_labels_is_written_again(tmp_path, labels):
+    members = labels | images(["0.png"])
+    where = str(changed(archive(tmp_path / "a.zip", members), 8, b"\x01\x00"))
+    damaged = next(iter(labels))
+    with advises(f"{damaged} cannot be read: it is encrypted. Write the archive again, or use --data.labels=false"):
+        open_source(where)
+    assert open_source(where, labels=False).labels is None
+    assert open_source(str(archive(tmp_path / "a.zip", members))).classes == ("0",)
+
+
+class MissingFileSystem(FakeRemoteFileSystem):
+    """A server that lists a file which it cannot send."""
+
+    missing = ""
+
+    def read(self, name: str, start: int = 0, size: int | None = None) -> bytes:
+        if name == self.missing:
+            raise DecodeError("does not exist")
+        return super().read(name, start, size)
+
+
+@pytest.mark.parametrize("name", ["dataset.json", "classes.json"])
+def test_a_listing_that_cannot_be_read_is_written_again(tmp_path, name):
+    (tmp_path / "0.png").write_bytes(encode_image(IMAGES[0]))
+    (tmp_path / "dataset.json").write_text(dataset_json(["0.png"], [0]))
+    (tmp_path / "classes.json").write_text('["ant"]')
+    place = MissingFileSystem(tmp_path)
+    place.missing = name
+    with advises(f"{name} cannot be read: does not exist. Write it again, or use --data.labels=false"):
+        open_labelled_folder(place, place.list_dir())
+    assert open_labelled_folder(place, place.list_dir(), labels=False).labels is None
+    place.missing = ""
+    assert open_labelled_folder(place, place.list_dir()).classes == ("ant",)
