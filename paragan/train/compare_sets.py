@@ -16,15 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from paragan.core.devices import pick_device
 from paragan.core.errors import UsageError
 from paragan.core.image_shape import ImageSize
-from paragan.data.value_range import AUTO, RangeOption, format_value, parse_range
+from paragan.data.value_range import AUTO, RangeOption, parse_range
 from paragan.eval import classifier
-from paragan.eval.accumulators import ClassGaussianAcc, GaussianAcc
+from paragan.eval.accumulators import GaussianAcc
 from paragan.eval.evaluate import ClassLabels, EvalProtocol, Score, compute_feature_stats, score_stats
 from paragan.eval.feature_stats import FeatureStats
 from paragan.eval.features import FeatureSpace, named_space, raw_values, space_from_module
@@ -37,11 +36,20 @@ from paragan.train.image_set import (
     ImageContent,
     ImageSet,
     OpenedImages,
+    OpenedSet,
     Side,
-    SizeScan,
+    StatsFile,
     open_image_set,
     read_image_set,
     scan_sizes,
+)
+from paragan.train.set_compatibility import (
+    check_counts,
+    check_equal_ranges,
+    check_stats_file,
+    check_stats_suffice,
+    choose_size,
+    match_classes,
 )
 
 BLOCK_IMAGES = 64  # images of a forward pass
@@ -73,30 +81,6 @@ class ComparisonOptions:
     count: int = 0
     seed: int = 0
     range: str = AUTO
-
-
-@dataclass(frozen=True)
-class StatsFile:
-    """A side that is a file with mu and sigma.
-
-    stats       : its Gaussian, in the space that the file names
-    fingerprint : of the file
-    """
-
-    side: Side
-    path: Path
-    stats: FeatureStats
-    fingerprint: str
-
-    @property
-    def location(self) -> str:
-        """Its path, for messages."""
-        return str(self.path)
-
-    @property
-    def space(self) -> FeatureSpace:
-        """The space that the file names."""
-        return self.stats.space
 
 
 @dataclass(frozen=True, eq=False)
@@ -189,14 +173,14 @@ def prepare_comparison(reals: ImageContent, fakes: ImageContent, options: Compar
     real = _open_side("reals", reals, with_labels, value_range)
     fake = _open_side("fakes", fakes, with_labels, value_range, options.count)
     for side in (real, fake):
-        _check_stats_suffice(side, options)
-        _check_counts(side, options)
+        check_stats_suffice(side, options.metrics, options.features)
+        check_counts(side, options.metrics)
     classes: tuple[str, ...] = ()
     if with_labels:
-        real, fake, classes = _match_classes(real, fake, options.metrics)
+        real, fake, classes = match_classes(real, fake, options.metrics)
     sizes = [scan_sizes(side) for side in (real, fake) if isinstance(side, OpenedImages) and not side.is_array]
-    resolution, channels = _choose_size([real, fake], sizes, options)
-    _check_equal_ranges(real, fake)
+    resolution, channels = choose_size([real, fake], sizes, options.resolution, options.channels)
+    check_equal_ranges(real, fake)
     space = _make_space(real, fake, resolution, channels, options)
     for name in options.metrics:
         metric_names(name, space)
@@ -206,7 +190,7 @@ def prepare_comparison(reals: ImageContent, fakes: ImageContent, options: Compar
     preprocessing = f"{crop}, Lanczos to {size.width} x {size.height}" if options.resolution else AS_STORED
     for side in (real, fake):
         if isinstance(side, StatsFile):
-            _check_stats_file(side, space, (channels, size.height, size.width) if sizes else ())
+            check_stats_file(side, space, (channels, size.height, size.width) if sizes else ())
     sides = [
         read_image_set(side, resolution, channels, preprocessing) if isinstance(side, OpenedImages) else side
         for side in (real, fake)
@@ -300,12 +284,9 @@ def _side_stats(
     )
 
 
-# checks -------------------------------------------------------------------------------------------------
-
-
 def _open_side(
     side: Side, content: ImageContent, with_labels: bool, value_range: RangeOption, count: int = 0
-) -> OpenedImages | StatsFile:
+) -> OpenedSet:
     if not isinstance(content, str | Path) or not is_reference_stats(content):
         return open_image_set(side, content, with_labels, count, value_range)
     if count:
@@ -316,195 +297,12 @@ def _open_side(
     return StatsFile(side, path, load_reference_stats(path, recorded_space(path, side), field=side), fingerprint)
 
 
-def _check_stats_suffice(side: OpenedImages | StatsFile, options: ComparisonOptions) -> None:
-    """Refuse metrics, features and sizes that need images where there is a file of statistics."""
-    if not isinstance(side, StatsFile):
-        return
-    for name in options.metrics:
-        if not {*METRICS[name].accumulators_of(side.side)} <= {GaussianAcc()}:
-            raise UsageError(
-                f"metrics={name}: needs images, and {side.side} {side.path} is a file of statistics (mu and sigma). "
-                "Use fd or fid, or give the images"
-            )
-    if options.features == classifier.SPACE_NAME:
-        raise UsageError(
-            f"features={options.features}: is a classifier of the reals, and {side.side} {side.path} is a file of "
-            "statistics. Use the space of the file, which is taken without --features"
-        )
-
-
-def _check_counts(side: OpenedImages | StatsFile, options: ComparisonOptions) -> None:
-    """Refuse metrics that need more images than there are, or other numbers of them."""
-    if isinstance(side, StatsFile):
-        return
-    count = len(side)
-    for name in options.metrics:
-        metric = METRICS[name]
-        if not metric.accumulators_of(side.side):
-            continue
-        if side.side == "fakes" and metric.required_fakes not in (None, count):
-            _raise_other_count(name, side, metric.required_fakes)
-        minimum = metric.min_images_of(side.side)
-        if count < minimum:
-            others = _metrics_of_so_few(count)
-            advice = f"Use {others}, or more images" if others else f"Use {minimum} or more"
-            raise UsageError(
-                f"metrics={name}: needs at least {minimum} {side.side}, and {side.location} has {count}. {advice}"
-            )
-
-
-def _raise_other_count(name: str, side: OpenedImages, required: int | None) -> None:
-    general = name.partition("50k")[0].replace("pr", "prdc")
-    hint = f", or --count {required}" if required and len(side) > required else ""
-    raise UsageError(
-        f"metrics={name}: is of {required} fakes, and {side.location} has {len(side)}. Use {general}{hint}"
-    )
-
-
-def _metrics_of_so_few(count: int) -> str:
-    """Return the metrics of any space that are defined for so few images."""
-    return ",".join(name for name in ("fd", "kid", "prdc") if METRICS[name].min_images_of("fakes") <= count)
-
-
-def _match_classes(
-    real: OpenedImages | StatsFile, fake: OpenedImages | StatsFile, metrics: Sequence[str]
-) -> tuple[OpenedImages | StatsFile, OpenedImages | StatsFile, tuple[str, ...]]:
-    """Return both sides and the names of the classes of the reals, by which the fakes are labelled too.
-
-    Names match names, in any order; numbers match the positions of names.
-    """
-    per_class = [name for name in metrics if METRICS[name].needs_labels]
-    if not isinstance(real, OpenedImages) or not isinstance(fake, OpenedImages):
-        return real, fake, ()  # no metric of theirs needs labels
-    for side in (real, fake) if per_class else (real,):
-        if side.labels is None:
-            subject = f"metrics={per_class[0]}" if per_class else f"features={classifier.SPACE_NAME}"
-            raise UsageError(
-                f"{subject}: needs classes, and {side.side} {side.location} have none. "
-                "Use fd, kid or prdc with other features, or images with labels"
-            )
-    if not per_class or fake.labels is None or real.labels is None:
-        return real, dataclasses.replace(fake, labels=None), real.classes
-    numbers = _class_numbers(real.classes, fake.classes)
-    if numbers is None:
-        raise UsageError(
-            f"metrics={per_class[0]}: goes class by class, and {fake.location} has other classes "
-            f"({_list_names(fake.classes)}) than {real.location} ({_list_names(real.classes)}). Use fd, kid or prdc"
-        )
-    fake = dataclasses.replace(fake, labels=np.array(numbers)[fake.labels], classes=real.classes)
-    for side in (real, fake):
-        _check_class_sizes(side, per_class)
-    return real, fake, real.classes
-
-
-def _check_class_sizes(side: OpenedImages, per_class: Sequence[str]) -> None:
-    """Refuse distances within classes if no class has two images."""
-    if side.labels is None or np.bincount(side.labels).max() >= 2:
-        return
-    for name in per_class:
-        if ClassGaussianAcc() in METRICS[name].accumulators_of(side.side):
-            raise UsageError(
-                f"metrics={name}: no class of {side.side} {side.location} has two images, which a distance within "
-                "classes needs. Use fd, kid or prdc"
-            )
-
-
-def _class_numbers(reals: tuple[str, ...], fakes: tuple[str, ...]) -> list[int] | None:
-    """Return the class of the reals of each class of the fakes; None if they do not match."""
-    if set(fakes) <= set(reals):
-        return [reals.index(name) for name in fakes]
-    are_positions = reals == tuple(map(str, range(len(reals))))
-    if are_positions and len(fakes) == len(reals):
-        return list(range(len(reals)))
-    is_named = not any(name.isdecimal() for name in reals)
-    if (is_named or are_positions) and all(name.isdecimal() and int(name) < len(reals) for name in fakes):
-        return [int(name) for name in fakes]
-    return None
-
-
-def _list_names(names: Sequence[str]) -> str:
-    more = ", ..." if len(names) > 5 else ""
-    return f"{len(names)}: {', '.join(names[:5])}{more}"
-
-
-def _choose_size(
-    sides: Sequence[OpenedImages | StatsFile], scans: Sequence[SizeScan], options: ComparisonOptions
-) -> tuple[int | str, int]:
-    """Return resolution and channels of both sets; (0, 0) for numbers and files of statistics."""
-    images = [side for side in sides if isinstance(side, OpenedImages)]
-    if len({side.is_array for side in images}) > 1:
-        kinds = [f"{side.side} {side.location} are {'numbers' if side.is_array else 'images'}" for side in images]
-        raise UsageError(f"reals, fakes: {' and '.join(kinds)}. Use two sets of one kind")
-    if not scans:
-        if options.resolution or options.channels:
-            raise UsageError("resolution, channels: these sets hold no images. Leave --resolution and --channels out")
-        _check_equal_records(images)
-        return 0, 0
-    images = [side for side in images if not side.is_array]
-    channels = {1 if scan.is_grey else 3 for scan in scans}
-    differ_in_color = len(channels) > 1 and not options.channels
-    if not options.resolution:
-        _check_equal_sizes(
-            images, scans, ", and --channels 3 or 1, since colour differs too" if differ_in_color else ""
-        )
-    if differ_in_color:
-        colors = [f"{side.location} is {'grey' if scan.is_grey else 'RGB'}" for side, scan in zip(images, scans)]
-        raise UsageError(
-            f"reals, fakes: {' and '.join(colors)}. Use --channels 3 to repeat grey to RGB, or --channels 1 to reduce "
-            "colour to grey"
-        )
-    resolution = options.resolution or ImageSize(*scans[0].smallest).resolution
-    return resolution, options.channels or channels.pop()
-
-
-def _check_equal_records(sides: Sequence[OpenedImages]) -> None:
-    shapes = {side.source.array.shape[1:] for side in sides if side.source.array is not None}
-    if len(shapes) > 1:
-        names = [f"{list(shape)}" for shape in sorted(shapes)]
-        raise UsageError(f"reals, fakes: records are of shapes {' and '.join(names)}. Use records of one shape")
-
-
-def _check_equal_sizes(sides: Sequence[OpenedImages], scans: Sequence[SizeScan], other_advice: str) -> None:
-    """Refuse images of several sizes: nothing is resized in silence."""
-    smallest = min(length for scan in scans for length in (*scan.smallest, *scan.largest))
-    advice = (
-        f"Use --resolution {smallest}, which crops every image of both sets to the largest centred square and resizes "
-        f"it with Lanczos{other_advice}"
-    )
-    for side, scan in zip(sides, scans):
-        if scan.smallest != scan.largest:
-            sizes = f"{_format_size(scan.smallest)} to {_format_size(scan.largest)}"
-            raise UsageError(f"{side.side}: images in {side.location} are of several sizes, {sizes}. {advice}")
-    sizes = [f"{side.location} has {_format_size(scan.smallest)}" for side, scan in zip(sides, scans)]
-    if len({scan.smallest for scan in scans}) > 1:
-        raise UsageError(f"reals, fakes: images differ in size: {' and '.join(sizes)}. {advice}")
-
-
-def _check_equal_ranges(real: OpenedImages | StatsFile, fake: OpenedImages | StatsFile) -> None:
-    """Refuse images with more than 8 bits whose values would become pixels in two ways."""
-    ranges = {
-        side.location: side.value_range
-        for side in (real, fake)
-        if isinstance(side, OpenedImages) and side.value_range is not None
-    }
-    if len(set(ranges.values())) > 1:
-        found = " and ".join(f"{location} has {value_range}" for location, value_range in ranges.items())
-        low = min(value_range.low for value_range in ranges.values())
-        high = max(value_range.high for value_range in ranges.values())
-        common = f"{format_value(low)}:{format_value(high)}"
-        raise UsageError(f"range=auto: values differ in range: {found}. Use --range={common} for both")
-
-
-def _format_size(size: tuple[int, int]) -> str:
-    return f"{size[0]} x {size[1]}"
-
-
 # features -----------------------------------------------------------------------------------------------
 
 
 def _make_space(
-    real: OpenedImages | StatsFile,
-    fake: OpenedImages | StatsFile,
+    real: OpenedSet,
+    fake: OpenedSet,
     resolution: int | str,
     channels: int,
     options: ComparisonOptions,
@@ -540,22 +338,6 @@ def _features_of_file(file: StatsFile) -> str:
     if file.space.name != UNNAMED_SPACE:
         return file.space.name
     return "inception" if file.space.num_features == NUM_FEATURES else "pixels"
-
-
-def _check_stats_file(file: StatsFile, space: FeatureSpace, image_shape: tuple[int, ...]) -> None:
-    """Refuse statistics of another space, or of images of another shape."""
-    stats = file.stats
-    if image_shape and stats.image_shape and stats.image_shape != image_shape:
-        raise UsageError(
-            f"{file.side}: {file.path} is of images {list(stats.image_shape)}, and the others are {list(image_shape)}. "
-            f"Use `paragan data stats PATH --out {file.path} --resolution {ImageSize(*image_shape[:0:-1]).resolution}`"
-        )
-    is_other = file.space.hash != space.hash and file.space.name != UNNAMED_SPACE
-    if is_other or file.space.num_features != space.num_features:
-        raise UsageError(
-            f"{file.side}: {file.path} has {file.space.num_features} features of the space {file.space.name}, and the "
-            f"others {space.num_features} of {space.name}. Use files and --features of one space"
-        )
 
 
 def _unnamed_space_notes(comparison: Comparison) -> tuple[str, ...]:

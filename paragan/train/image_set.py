@@ -1,4 +1,4 @@
-"""A set of images that is compared with another: opened, checked, and read at one size.
+"""A set of images that is compared with another: opened, checked, and read at one size; or a file of its statistics.
 
     opened = open_image_set("fakes", "samples.npz", with_labels=False)
     scan = scan_sizes(opened)                                   # the headers of all images
@@ -39,6 +39,8 @@ from paragan.data.source import Source
 from paragan.data.storage.filesystem import printable, redact_url
 from paragan.data.streaming import StreamingImages
 from paragan.data.value_range import AUTO, RangeOption, ValueRange, ValueScan
+from paragan.eval.feature_stats import FeatureStats
+from paragan.eval.features import FeatureSpace
 
 Side = Literal["reals", "fakes"]
 ImageContent = str | Path | np.ndarray | Dataset
@@ -131,6 +133,33 @@ class ImageSet:
             return f"{count} records of {' x '.join(map(str, self.shape))} numbers"
         channels, height, width = self.shape
         return f"{count} images, {ImageSize(width, height)}, {describe_channels(channels)}, {self.preprocessing}"
+
+
+@dataclass(frozen=True)
+class StatsFile:
+    """A side that is a file with mu and sigma.
+
+    stats       : its Gaussian, in the space that the file names
+    fingerprint : of the file
+    """
+
+    side: Side
+    path: Path
+    stats: FeatureStats
+    fingerprint: str
+
+    @property
+    def location(self) -> str:
+        """Its path, for messages."""
+        return str(self.path)
+
+    @property
+    def space(self) -> FeatureSpace:
+        """The space that the file names."""
+        return self.stats.space
+
+
+OpenedSet = OpenedImages | StatsFile
 
 
 class SizeScan(NamedTuple):
