@@ -26,7 +26,7 @@ def check_stats_suffice(side: OpenedSet, metrics: Sequence[str], features: str) 
         if not {*METRICS[name].accumulators_of(side.side)} <= {GaussianAcc()}:
             raise UsageError(
                 f"metrics={name}: needs images, and {side.side} {side.path} is a file of statistics (mu and sigma). "
-                "Use fd or fid, or give the images"
+                "Use fd, or fid if it is of Inception, or give the images"
             )
     if features == classifier.SPACE_NAME:
         raise UsageError(
@@ -204,9 +204,10 @@ def check_stats_file(file: StatsFile, space: FeatureSpace, image_shape: tuple[in
     """Refuse statistics of another space, or of images of another shape."""
     stats = file.stats
     if image_shape and stats.image_shape and stats.image_shape != image_shape:
+        resolution = ImageSize(*image_shape[:0:-1]).resolution
         raise UsageError(
             f"{file.side}: {file.path} is of images {list(stats.image_shape)}, and the others are {list(image_shape)}. "
-            f"Use `paragan data stats PATH --out {file.path} --resolution {ImageSize(*image_shape[:0:-1]).resolution}`"
+            f"Use `paragan data stats PATH --out {file.path} --resolution {resolution} --channels {image_shape[0]}`"
         )
     is_other = file.space.hash != space.hash and file.space.name != UNNAMED_SPACE
     if is_other or file.space.num_features != space.num_features:

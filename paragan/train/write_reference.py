@@ -67,10 +67,8 @@ def save_reference(feature_stats: FeatureStats, out: Path) -> None:
     space; `image` is the shape [C, H, W] of the images.
 
     Raises:
-        UsageError: `out` has another suffix, or cannot be written.
+        UsageError: `out` cannot be written.
     """
-    if out.suffix != ".npz":
-        raise UsageError(f"--out {out}: must end in .npz. Use a name such as stats.npz")
     gaussian: Gaussian = feature_stats.get(GaussianAcc())
     space = feature_stats.space
     with atomic_output(out) as path, path.open("wb") as file:

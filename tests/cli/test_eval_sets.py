@@ -101,24 +101,6 @@ def test_what_cannot_be_scored_is_refused_in_one_line(arguments, message):
     assert sorted(Path().iterdir()) == before
 
 
-def test_advice_of_refusals_works():
-    np.savez("large.npz", images=IMAGES.repeat(2, 1).repeat(2, 2))
-    line = usage_error("eval", "--reals=large.npz", "--fakes=fakes", "--metrics=fd")
-    assert "Use --resolution 8, which crops" in line
-    assert run_cli("eval", "--reals=large.npz", "--fakes=fakes", "--metrics=fd", "--resolution=8").status == 0
-    np.savez("rgb.npz", images=IMAGES.repeat(3, 3))
-    line = usage_error("eval", "--reals=rgb.npz", "--fakes=fakes", "--metrics=fd")
-    assert "rgb.npz is RGB and fakes is grey. Use --channels 3 to repeat grey to RGB, or --channels 1" in line
-    for channels in ("1", "3"):
-        ended = run_cli("eval", "--reals=rgb.npz", "--fakes=fakes", "--metrics=fd", "--channels", channels)
-        assert ended.status == 0, ended.err
-    Path("fakes/03.png").write_bytes(b"")
-    line = usage_error("eval", "--reals=reals.npz", "--fakes=fakes", "--metrics=fd")
-    assert "1 of 20 images cannot be decoded. Use `paragan data convert FROM TO --skip-bad`" in line
-    assert run_cli("data", "convert", "fakes", "clean", "--skip-bad").status == 0
-    assert run_cli("eval", "--reals=reals.npz", "--fakes=clean", "--metrics=fd").status == 0
-
-
 def test_samples_of_a_model_are_compared_with_its_data(finished):
     assert run_cli("sample", finished, "--count=64", "--out=samples.npz").status == 0
     ended = run_cli("eval", "--reals=digits", "--fakes=samples.npz", "--metrics=fd,intra_fd")

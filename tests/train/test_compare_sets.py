@@ -186,7 +186,7 @@ def test_statistics_have_a_frechet_distance_only(tmp_path, side):
     stats = write_npz(tmp_path / "stats.npz", mu=np.zeros(64), sigma=np.eye(64))
     sets = {"reals": REALS, "fakes": FAKES} | {side: stats}
     for metric in ("kid", "prdc"):
-        with pytest.raises(UsageError, match=rf"metrics={metric}: needs images, and {side} .* Use fd or fid"):
+        with pytest.raises(UsageError, match=rf"metrics={metric}: needs images, and {side} .* Use fd, or fid if"):
             paragan.compare(**sets, metrics=["fd", metric])
 
 
