@@ -79,6 +79,15 @@ def run_cli(*arguments: str | Path) -> CommandResult:
     return CommandResult(status, out.getvalue(), err.getvalue())
 
 
+def call_command(*arguments: str | Path) -> int:
+    """Run a command line in this process as `run_cli` does, but raise its error, and print."""
+    from paragan.cli.main import build_parser
+
+    words = [str(argument) for argument in arguments]
+    options, rest = build_parser().parse_known_args(words)
+    return options.command(options, rest, words)
+
+
 def usage_error(*arguments: str | Path) -> str:
     """Run a command line that must be refused, and return its one line of error."""
     result = run_cli(*arguments)

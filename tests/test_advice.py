@@ -324,7 +324,11 @@ COMMAND_CASES = [
     ),
     Case("eval --reals DIR/signed.npz --fakes DIR/twelve_bits.npz", "Use --range=-500:499", ("--range=-500:499",)),
     Case("eval --reals DIR/stats.npz --fakes RUN --metrics=fd", "Use its samples: `paragan sample RUN", ()),
-    Case("eval LABELS --follow", "Leave it out", ("~follow",)),
+    Case(
+        "eval LABELS --follow",
+        "--follow: LABELS has a model for every label, which workers score. Leave it out",
+        ("~follow",),
+    ),
     Case("merge RUN --out=NEW/merged", "Use a run of --strategy per-label", ()),
     Case("merge LABELS --out=LABELS", "Use another folder, or leave --out out", ("--out=NEW/merged",)),
     Case("export RUN --out=NEW/a --format=onnx", "Use a name that ends in .onnx", ("--out=NEW/a.onnx",)),

@@ -361,7 +361,7 @@ def compute_feature_stats(
 
 def _check_count(count: int) -> int:
     if count < 2:
-        raise UsageError(f"count={count}: a score needs at least 2 images. Use {DEFAULT_COUNT}, which is usual")
+        raise UsageError(f"count={count}: a score needs at least 2 images. Use 2 or more")
     return count
 
 

@@ -46,7 +46,7 @@ class FeatureStats:
         if self.source_file:
             raise UsageError(
                 f"reference={self.source_file}: holds only a mean and a covariance, and {accumulator.metrics} needs "
-                "more. Use fd or fid, or no reference"
+                "more. Use fd, or fid if it is of Inception, or no reference"
             )
         raise UsageError(
             f"reals: their stats have no {accumulator.name}. Compute them with metrics={accumulator.metrics}"

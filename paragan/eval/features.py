@@ -310,7 +310,7 @@ def _check_digest(file: Path, digest: str) -> None:
     if not digest.startswith(INCEPTION_SHA256):
         raise UsageError(
             f"--inception={file}: is not the network of 2015-12-05: its sha256 starts with {digest[:8]}, not "
-            f"{INCEPTION_SHA256}. Use {INCEPTION_URL}, or another name for these weights"
+            f"{INCEPTION_SHA256}. Use {INCEPTION_URL}, or in Python `inception_2015(path, name=NAME)` for these weights"
         )
 
 

@@ -363,17 +363,25 @@ def num_fakes(metrics: Sequence[str], count: int | None = None) -> int:
     """
     for name in metrics:
         metric = get_metric(name)
+        required = metric.required_fakes
+        if required and count not in (None, required):
+            other = metric_of_any_count(name, count or 0)
+            raise UsageError(f"count={count}: {name} is of {required} fakes. Use {other}, or count={required}")
         splits = metric.settings.get("splits", 1)
         if splits > 1 and count is not None and count < splits * MIN_SPLIT_IMAGES:
             raise UsageError(
                 f"count={count}: {name} is of {splits} splits of at least {MIN_SPLIT_IMAGES} fakes. Use "
                 f"count={splits * MIN_SPLIT_IMAGES} or more, or is1"
             )
-        required = metric.required_fakes
-        if required and count not in (None, required):
-            general = name.partition("50k")[0].replace("pr", "prdc")
-            raise UsageError(f"count={count}: {name} is of {required} fakes. Use {general}, or count={required}")
     return DEFAULT_COUNT if count is None else count
+
+
+def metric_of_any_count(name: str, count: int) -> str:
+    """Return the metric to use instead of one whose name states a number of fakes, such as fid50k_full, for `count`."""
+    general = name.partition("50k")[0].replace("pr", "prdc")
+    if METRICS[general].min_images_of("fakes") <= count:
+        return general
+    return "is1" if general == "is" else "fd"
 
 
 def get_metric(name: str) -> Metric:

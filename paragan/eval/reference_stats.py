@@ -27,6 +27,7 @@ from safetensors import SafetensorError
 from torch import nn
 
 from paragan.core.errors import UsageError
+from paragan.core.image_shape import ImageSize
 from paragan.eval import result_cache
 from paragan.eval.accumulators import Accumulator, ClassGaussianAcc, FeatureAcc, FeaturePass, GaussianAcc
 from paragan.eval.feature_stats import FeatureStats, ImageArray, LabelsFn, array_sampler, extract
@@ -214,7 +215,7 @@ def recorded_space(path: str | Path, field: str = "reference") -> FeatureSpace:
 
 
 def _raise_no_network() -> nn.Module:
-    raise UsageError("features: a file of statistics holds no network. Use --features")
+    raise UsageError("space: a file of statistics holds no network. Use named_space")
 
 
 def load_reference_stats(
@@ -247,6 +248,24 @@ def load_reference_stats(
     digest = hashlib.sha256(arrays["mu"].tobytes() + arrays["sigma"].tobytes()).hexdigest()[:16]
     gaussian = Gaussian(count or len(mean) + 1, mean, covariance)  # if the count is unknown: full rank
     return FeatureStats(space, image_shape, count, {GaussianAcc(): gaussian}, f"{file.name} {digest}")
+
+
+def check_image_shape(stats: FeatureStats, path: str | Path, shape: tuple[int, ...], field: str = "reference") -> None:
+    """Raise `UsageError` if statistics are of images of another shape than [C, H, W]; `()` stands for an unknown one.
+
+    Args:
+        stats: Statistics of the file.
+        path: The file.
+        shape: Shape of the images that they are compared with, [C, H, W].
+        field: What messages call the file.
+    """
+    if shape and stats.image_shape and stats.image_shape != shape:
+        channels, height, width = shape
+        raise UsageError(
+            f"{field}={path}: is of images {list(stats.image_shape)}, and the others are {list(shape)}. Use "
+            f"`paragan data stats PATH --out {path} --resolution {ImageSize(width, height).resolution} "
+            f"--channels {channels}`"
+        )
 
 
 def _read_arrays(file: Path, field: str) -> dict[str, np.ndarray]:

@@ -13,8 +13,8 @@ from paragan.data.value_range import format_value
 from paragan.eval import classifier
 from paragan.eval.accumulators import ClassGaussianAcc, GaussianAcc
 from paragan.eval.features import FeatureSpace
-from paragan.eval.metrics import METRICS
-from paragan.eval.reference_stats import UNNAMED_SPACE
+from paragan.eval.metrics import METRICS, metric_of_any_count
+from paragan.eval.reference_stats import UNNAMED_SPACE, check_image_shape
 from paragan.train.image_set import OpenedImages, OpenedSet, SizeScan, StatsFile
 
 
@@ -56,11 +56,9 @@ def check_counts(side: OpenedSet, metrics: Sequence[str]) -> None:
 
 
 def _raise_other_count(name: str, side: OpenedImages, required: int | None) -> None:
-    general = name.partition("50k")[0].replace("pr", "prdc")
+    other = metric_of_any_count(name, len(side))
     hint = f", or --count {required}" if required and len(side) > required else ""
-    raise UsageError(
-        f"metrics={name}: is of {required} fakes, and {side.location} has {len(side)}. Use {general}{hint}"
-    )
+    raise UsageError(f"metrics={name}: is of {required} fakes, and {side.location} has {len(side)}. Use {other}{hint}")
 
 
 def _metrics_of_so_few(count: int) -> str:
@@ -202,13 +200,7 @@ def _format_size(size: tuple[int, int]) -> str:
 
 def check_stats_file(file: StatsFile, space: FeatureSpace, image_shape: tuple[int, ...]) -> None:
     """Refuse statistics of another space, or of images of another shape."""
-    stats = file.stats
-    if image_shape and stats.image_shape and stats.image_shape != image_shape:
-        resolution = ImageSize(*image_shape[:0:-1]).resolution
-        raise UsageError(
-            f"{file.side}: {file.path} is of images {list(stats.image_shape)}, and the others are {list(image_shape)}. "
-            f"Use `paragan data stats PATH --out {file.path} --resolution {resolution} --channels {image_shape[0]}`"
-        )
+    check_image_shape(file.stats, file.path, image_shape, file.side)
     is_other = file.space.hash != space.hash and file.space.name != UNNAMED_SPACE
     if is_other or file.space.num_features != space.num_features:
         raise UsageError(

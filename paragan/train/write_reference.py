@@ -13,6 +13,7 @@ from paragan.core.errors import UsageError
 from paragan.core.rng import CPU
 from paragan.data.dataset import Dataset
 from paragan.data.tools.parallel_map import ProgressFn
+from paragan.eval import classifier
 from paragan.eval.accumulators import FeaturePass, GaussianAcc
 from paragan.eval.feature_stats import FeatureStats, extract
 from paragan.eval.features import named_space
@@ -39,8 +40,10 @@ def compute_reference(
         on_progress: called with (images done, images in all).
 
     Raises:
-        UsageError: `count` is below 2 or above the number of images.
+        UsageError: `count` is below 2 or above the number of images, or `features` is no space of statistics.
     """
+    if features == classifier.SPACE_NAME or ":" in features:
+        raise UsageError(f"--features {features}: statistics are of pixels or inception only. Use pixels or inception")
     num_images = len(dataset.images)
     channels, _, _ = dataset.shape
     if count is None:

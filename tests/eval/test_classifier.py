@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from paragan.core.errors import UsageError
+from advice import advises
 from paragan.eval import classifier
 from paragan.eval.classifier import (
     SPACE_NAME,
@@ -13,7 +13,9 @@ from paragan.eval.classifier import (
     classifier_space,
     downscale,
     train_classifier,
+    untrained_space,
 )
+from paragan.eval.features import named_space
 
 QUICK = ClassifierTraining(max_samples=1024, batch=32, lr=0.05)
 
@@ -126,5 +128,15 @@ def test_images_that_are_not_square_are_classified():
 
 @pytest.mark.parametrize(("labels", "names"), [(None, ()), (np.zeros(300, int), ("one",))])
 def test_classifier_needs_two_classes(labels, names):
-    with pytest.raises(UsageError, match=r"space=resnet20: is a classifier of the data's classes.*Use pixels"):
+    with advises("space=resnet20: is a classifier of the data's classes, and the data has fewer than two. Use pixels"):
         classifier_space(halves()[0], labels, names, data_digest="x")
+    assert named_space("pixels", 8, 1)
+
+
+def test_a_classifier_that_is_not_trained_has_no_network(isolated_cache):
+    images, labels = halves()
+    names = ("left", "right")
+    with advises("space=resnet20: its classifier is not trained. Use classifier_space"):
+        _ = untrained_space(labels, names).module
+    training = ClassifierTraining(max_samples=32, batch=32)
+    assert classifier_space(images, labels, names, data_digest="x", training=training).module

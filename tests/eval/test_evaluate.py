@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from advice import advises
 from paragan.core.errors import UsageError
 from paragan.eval import (
     METRICS,
@@ -20,6 +21,7 @@ from paragan.eval import (
     protocol_differences,
 )
 from paragan.eval.accumulators import FeatureAcc
+from paragan.eval.features import inception_path, inception_source
 
 PIXELS = pixels(8, 1)
 INCEPTION = FeatureSpace("inception", "6726825d" + "0" * 8, 2048, nn.Identity, num_logits=1008)
@@ -253,28 +255,46 @@ def test_all_metrics_have_a_named_row():
 
 @pytest.mark.parametrize("space", [PIXELS, CLASSIFIER, dataclasses.replace(INCEPTION, hash="0" * 16)])
 def test_nothing_is_called_fid_but_fid(space):
-    with pytest.raises(UsageError, match=r"in the space inception only.*Use fd.*6726825d\.pth"):
-        metric_names("fid50k_full", space)
+    file = inception_source(inception_path())
+    refusal = f"is defined in the space inception only, not in {space.name}"
+    for name, other in (("fid", "fd"), ("fid50k_full", "fd"), ("intra_fid", "intra_fd")):
+        with advises(f"metrics={name}: {refusal}. Use {other}, or --features inception with the file {file}"):
+            metric_names(name, space)
+        assert metric_names(other, space) == (f"{other}_{space.name}",)
+        assert metric_names(name, INCEPTION) == (name,)
 
 
 def test_unknown_metric_suggests_the_nearest():
     for expected, meant in (("fid50k", "fid50k_full"), ("FD", "fd"), ("iss", "is"), ("", "fd")):
-        with pytest.raises(UsageError, match=rf"did you mean {meant}\?"):
+        with advises(f"metrics={expected}: is none of {', '.join(METRICS)}; did you mean {meant}?"):
             metric_names(expected, INCEPTION)
+        assert metric_names(meant, INCEPTION)
 
 
 def test_too_many_features_for_a_covariance_raise():
-    with pytest.raises(UsageError, match=r"pixels has 12288. Use kid or prdc"):
+    with advises("pixels has 12288. Use kid or prdc, or --features inception"):
         metric_names("fd", pixels(64, 3))
+    for name, space in (("kid", pixels(64, 3)), ("prdc", pixels(64, 3)), ("fd", INCEPTION)):
+        assert metric_names(name, space)
 
 
 def test_names_with_a_count_require_it():
     assert num_fakes(["fd"], 7) == 7
     assert num_fakes(["fd", "fid50k_full"]) == num_fakes(["is50k"], 50_000) == 50_000
-    with pytest.raises(UsageError, match=r"count=10: fid50k_full is of 50000 fakes. Use fid,"):
-        num_fakes(["fid50k_full"], 10)
-    with pytest.raises(UsageError, match="Use prdc,"):
-        num_fakes(["pr50k3_full"], 10)
+    others = {"fid50k_full": "fid", "kid50k_full": "kid", "is50k": "is", "pr50k3_full": "prdc"}
+    for count, few in ((20, {}), (10, {"is50k": "is1"}), (5, {"is50k": "is1", "pr50k3_full": "fd"})):
+        for name, other in (others | few).items():
+            with advises(f"count={count}: {name} is of 50000 fakes. Use {other}, or count=50000"):
+                num_fakes([name], count)
+            assert num_fakes([other], count) == count >= METRICS[other].min_images
+            assert num_fakes([name], 50_000) == 50_000
+
+
+def test_splits_have_two_fakes_at_least():
+    with advises("count=19: is is of 10 splits of at least 2 fakes. Use count=20 or more, or is1"):
+        num_fakes(["is"], 19)
+    assert num_fakes(["is"], 20) == 20
+    assert num_fakes(["is1"], 19) == 19
 
 
 # what is refused
@@ -305,8 +325,10 @@ def test_fakes_of_another_shape_raise(digits):
     def tall(rows):
         return torch.zeros(len(rows), 1, 16, 8, dtype=torch.uint8)
 
-    with pytest.raises(UsageError, match=r"images are 1x8x8 .* fakes are 1x16x8"):
-        evaluate(tall, digits, space=module_features("flat", Corner(), 4), metrics=["kid"], count=10)
+    corner = {"space": module_features("flat", Corner(), 4), "metrics": ["kid"], "count": 10}
+    with advises("reals: images are 1x8x8 (CxHxW), but fakes are 1x16x8. Use equal shapes"):
+        evaluate(tall, digits, **corner)
+    assert evaluate(tall, digits.repeat(2, 1), **corner)
 
 
 class Corner(nn.Module):
@@ -316,20 +338,25 @@ class Corner(nn.Module):
 
 def test_reals_that_are_no_images_raise(blurred):
     for reals in (np.zeros((10, 8, 8), np.uint8), np.zeros((10, 8, 8, 1), np.float32)):
-        with pytest.raises(UsageError, match=r"reals: .* Use uint8 \[N, H, W, C\]"):
+        with advises(f"reals: {reals.dtype} {list(reals.shape)} are no images. Use uint8 [N, H, W, C]"):
             evaluate(blurred, reals, space=PIXELS, metrics=["fd"], count=10)
-    with pytest.raises(UsageError, match="fd compares with real images"):
+    with advises("reals=None: fd compares with real images. Use uint8 images [N, H, W, C]"):
         evaluate(blurred, None, space=PIXELS, metrics=["fd"], count=10)
+    assert evaluate(blurred, np.zeros((10, 8, 8, 1), np.uint8), space=PIXELS, metrics=["fd"], count=10)
 
 
 def test_nonfinite_features_raise(digits):
-    def ones(rows):
-        return torch.ones(len(rows), 1, 8, 8, dtype=torch.uint8)
+    def images_of(value):
+        return lambda rows: torch.full((len(rows), 1, 8, 8), value, dtype=torch.uint8)
 
-    with pytest.raises(UsageError, match="features that are not finite"):
-        evaluate(ones, digits, space=module_features("corner", Corner(), 4), metrics=["kid"], count=10)
+    corner = {"space": module_features("corner", Corner(), 4), "metrics": ["kid"], "count": 10}
+    with advises("space=corner: returned features that are not finite. Use finite images and weights"):
+        evaluate(images_of(1), digits, **corner)
+    assert evaluate(images_of(2), digits, **corner)
 
 
 def test_one_image_raises(digits, blurred):
-    with pytest.raises(UsageError, match=r"count=1: .*at least 2 images"):
-        evaluate(blurred, digits, space=PIXELS, metrics=["fd"], count=1)
+    for reals, count in ((digits, 1), (digits[:1], 10)):
+        with advises("count=1: a score needs at least 2 images. Use 2 or more"):
+            evaluate(blurred, reals, space=PIXELS, metrics=["fd"], count=count)
+    assert evaluate(blurred, digits[:2], space=PIXELS, metrics=["fd"], count=2)

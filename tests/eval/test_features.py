@@ -4,9 +4,11 @@ import pytest
 import torch
 from torch import nn
 
+from advice import advises
 from paragan.core.errors import UsageError
 from paragan.eval import features
 from paragan.eval.features import download_inception, inception_2015, module_features, named_space, pixels
+from paragan.eval.metrics import metric_names
 
 
 class Means(nn.Module):
@@ -32,23 +34,46 @@ def test_pixels_are_the_image():
 
 
 def test_unknown_space_suggests_the_nearest():
-    with pytest.raises(UsageError, match="did you mean inception"):
-        named_space("incepton", 32, 3)
+    known = "pixels, inception, values, resnet20, module:callable"
+    with advises(f"space=pixel: is none of {known}; did you mean pixels?"):
+        named_space("pixel", 8, 3)
+    assert named_space("pixels", 8, 3)
+
+
+def test_images_have_no_space_of_numbers():
+    with advises("space=values: is for arrays of numbers, and the data are images. Use pixels"):
+        named_space("values", 8, 1)
+    assert named_space("pixels", 8, 1)
+
+
+def test_images_of_four_channels_have_no_inception(own_space):
+    with advises("Use pixels, or module:callable for a network of your own"):
+        named_space("inception", 8, 4)
+    assert named_space("pixels", 8, 4).num_features == 256
+    assert features.space_from_module("own_space:Means", (4, 8, 8)).num_features == 4
 
 
 def test_missing_inception_file_names_its_source(monkeypatch, tmp_path):
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
-    with pytest.raises(UsageError) as error:
+    with advises("Put it there, or name another place by --inception PATH, or score fd, which needs no file") as error:
         named_space("inception", 32, 3)
     line = str(error.value)
     place = tmp_path / ".cache/paragan/pt_inception-2015-12-05-6726825d.pth"
     assert all(part in line for part in (str(place), features.INCEPTION_URL, "sha256 starts with 6726825d", "score fd"))
     assert "\n" not in line
+    monkeypatch.setattr(features, "INCEPTION_SHA256", hashlib.sha256(b"weights").hexdigest()[:8])
+    for file in (place, tmp_path / "other.pth"):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(b"weights")
+    assert named_space("inception", 32, 3).is_inception
+    assert named_space("inception", 32, 3, tmp_path / "other.pth").is_inception
+    assert metric_names("fd", named_space("pixels", 32, 3)) == ("fd_pixels",)
 
 
 def test_other_weights_need_another_name(inception_file):
-    with pytest.raises(UsageError, match="not the network of 2015-12-05"):
+    url = features.INCEPTION_URL
+    with advises(f"Use {url}, or in Python `inception_2015(path, name=NAME)` for these weights"):
         named_space("inception", 32, 3, path=inception_file)
     space = inception_2015(inception_file, name="mine")
     assert (space.name, space.is_inception) == ("mine", False)
@@ -64,12 +89,14 @@ def test_the_right_digest_makes_it_inception(monkeypatch, inception_file):
     assert (space.name, space.is_inception, space.resizer) == ("inception", True, "tf1-bilinear-299")
 
 
-def test_file_with_code_raises(tmp_path):
+def test_file_with_code_raises(inception_file, tmp_path):
     torch.save(Means(), tmp_path / "code.pth")
     (tmp_path / "text.pth").write_text("<html>not found</html>")
     for name in ("code", "text"):
-        with pytest.raises(UsageError, match="can be read safely"):
-            _ = inception_2015(tmp_path / f"{name}.pth", name="mine").module
+        file = tmp_path / f"{name}.pth"
+        with advises(f"--inception={file}: holds no weights that can be read safely. Use {features.INCEPTION_URL}"):
+            _ = inception_2015(file, name="mine").module
+    assert inception_2015(inception_file, name="mine").module
 
 
 def test_download_is_complete_or_absent(monkeypatch, tmp_path):
@@ -77,10 +104,13 @@ def test_download_is_complete_or_absent(monkeypatch, tmp_path):
     source.write_bytes(b"weights")
     with pytest.raises(UsageError, match="sha256 starts with"):
         download_inception(file, source.as_uri())
-    with pytest.raises(UsageError, match="cannot download"):
+    with advises(f"Put the file at {file}"):
         download_inception(file, (tmp_path / "nothing").as_uri())
     assert not list(file.parent.iterdir())
     monkeypatch.setattr(features, "INCEPTION_SHA256", hashlib.sha256(b"weights").hexdigest()[:8])
+    file.write_bytes(b"weights")
+    assert inception_2015(file, download=True).is_inception
+    file.unlink()
     download_inception(file, source.as_uri())
     assert [f.name for f in file.parent.iterdir()] == ["file.pth"]
 
@@ -105,8 +135,9 @@ def test_wrong_feature_shape_raises():
 
 @pytest.mark.parametrize("name", ["inception", "pixels", "fid", "a b", ""])
 def test_names_of_spaces_are_reserved(name):
-    with pytest.raises(UsageError, match="Use my-classifier"):
+    with advises("is taken, or has other characters than letters, digits, - and _. Use my-classifier"):
         module_features(name, Means(), 3)
+    assert module_features("my-classifier", Means(), 3).name == "my-classifier"
 
 
 def test_autocast_does_not_change_a_score():
@@ -141,15 +172,22 @@ wrong = lambda: nn.Identity()
 """
 
 
-def test_space_from_user_code(monkeypatch, tmp_path):
+@pytest.fixture
+def own_space(monkeypatch, tmp_path):
+    """Make OWN importable."""
     (tmp_path / "own_space.py").write_text(OWN)
     monkeypatch.syspath_prepend(tmp_path)
+
+
+def test_space_from_user_code(own_space):
+    expected = "a network from uint8 [N, C, H, W] to features [N, F], or a function that returns one"
+    with advises(f"space=own_space:wrong: returned [2, 3, 8, 8] for 2 images, expected [2, F]. Use {expected}"):
+        features.space_from_module("own_space:wrong", (3, 8, 8))
+    with advises(f"space=own_space:no: AttributeError: module 'own_space' has no attribute 'no'. Use {expected}"):
+        features.space_from_module("own_space:no", (3, 8, 8))
+    with pytest.raises(UsageError, match="Use a network"):
+        features.space_from_module("no_such_module:x", (3, 8, 8))
     for name in ("Means", "made"):
         space = features.space_from_module(f"own_space:{name}", (3, 8, 8))
         assert (space.name, space.num_features, space.num_logits) == (name, 3, 7)
         assert space(torch.full((2, 3, 8, 8), 9, dtype=torch.uint8)).tolist() == [[9] * 3] * 2
-    with pytest.raises(UsageError, match=r"returned \[2, 3, 8, 8\] for 2 images, expected \[2, F\]"):
-        features.space_from_module("own_space:wrong", (3, 8, 8))
-    for name in ("own_space:nothing", "no_such_module:x"):
-        with pytest.raises(UsageError, match="Use a network"):
-            features.space_from_module(name, (3, 8, 8))

@@ -4,8 +4,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from advice import advises
 from paragan.core.errors import UsageError
 from paragan.eval import inception as network
+from paragan.eval import pixels
 
 
 @pytest.fixture(scope="module")
@@ -51,8 +53,10 @@ def test_features_and_logits_without_bias(net):
 def test_grey_is_repeated_and_four_channels_raise():
     grey = torch.randint(0, 256, (2, 1, 8, 8), dtype=torch.uint8)
     assert torch.equal(network.three_channels(grey), grey.repeat(1, 3, 1, 1))
-    with pytest.raises(UsageError, match="1 or 3 channels, got 4"):
-        network.three_channels(torch.zeros(1, 4, 8, 8, dtype=torch.uint8))
+    four = torch.zeros(2, 4, 8, 8, dtype=torch.uint8)
+    with advises("space=inception: needs images of 1 or 3 channels, got 4. Use pixels"):
+        network.three_channels(four)
+    assert pixels(8, 4)(four).shape == (2, 256)
 
 
 def plain(layer, x, padding=0):

@@ -8,18 +8,22 @@ import pytest
 import torch
 from torch import nn
 
+from advice import advises
 from paragan.core.errors import UsageError
 from paragan.eval import (
     ClassLabels,
+    FeatureSpace,
     compute_feature_stats,
     evaluate,
     load_reference_stats,
     module_features,
+    named_space,
     pixels,
     result_cache,
 )
 from paragan.eval.accumulators import ClassGaussianAcc, FeatureAcc, GaussianAcc
-from paragan.eval.reference_stats import NUM_PROBE_IMAGES
+from paragan.eval.reference_stats import NUM_PROBE_IMAGES, recorded_space
+from processes import run_cli
 
 PIXELS = pixels(8, 1)
 EVERYTHING = ["fd", "kid", "intra_fd"]
@@ -174,19 +178,39 @@ def test_file_of_mu_and_sigma_replaces_the_reals(stats, digits, blurred):
     assert evaluate(blurred, known, **request)[0].protocol["reals"] == 1797
 
 
+def test_file_that_fits_is_used_as_advised(stats, blurred):
+    file = stats()
+
+    def load(**arrays):
+        recorded_space(stats(**arrays))
+        return load_reference_stats(file, PIXELS)
+
+    with advises(f"reference={file}: mu is [8, 8]. Use a file with mu [F] and sigma [F, F]"):
+        load(mu=np.zeros((8, 8)))
+    with advises(f"reference={file}: has no mu. Use a file with mu [F] and sigma [F, F]"):
+        load(mu=None)
+    with advises("mu [3] and sigma [3, 3], but the space pixels has 64 features. Use a file of this space"):
+        load(mu=np.zeros(3), sigma=np.eye(3))
+    with advises("Use finite float32 or float64 arrays"):
+        load(mu=np.full(64, np.nan))
+    with advises(f"reference={file}: sigma is not symmetric. Use a covariance matrix"):
+        load(sigma=np.arange(4096.0).reshape(64, 64))
+    with advises(f"reference={file}: sigma has negative variances. Use a covariance matrix"):
+        load(sigma=-np.eye(64))
+    with advises("count must be an integer and image several. Use a file without them"):
+        load(count="abc")
+    with advises("count=-5 must be 2 or more. Use a file without count if it is unknown"):
+        load(count=-5)
+    assert load().count == 0
+    assert load(mu=np.zeros(64, np.float32), sigma=np.eye(64, dtype=np.float32), count=9).count == 9
+
+
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
-        ({"mu": None}, r"no mu. Use a file with mu \[F\]"),
-        ({"mu": np.zeros(3), "sigma": np.eye(3)}, r"mu \[3\] and sigma \[3, 3\], but the space pixels has 64 features"),
-        ({"sigma": np.arange(4096.0).reshape(64, 64)}, "not symmetric"),
-        ({"sigma": -np.eye(64)}, "negative variances"),
-        ({"count": -5}, "must be 2 or more"),
-        ({"count": "abc"}, "count must be an integer"),
         ({"count": np.inf}, "count must be an integer"),
         ({"count": 64.0, "image": [np.inf]}, "count must be an integer"),
         ({"mu": np.full(64, "1e4000").astype(np.longdouble)}, "Use finite float32 or float64"),
-        ({"mu": np.full(64, np.nan)}, "not finite"),
         ({"mu": np.array([None] * 64)}, "pickles are refused"),
         ({"space_hash": "0" * 16}, "is of another space"),
     ],
@@ -197,11 +221,15 @@ def test_file_that_does_not_fit_raises(stats, arrays, message):
 
 
 def test_file_that_is_no_npz_raises(tmp_path):
-    (tmp_path / "x.npz").write_bytes(b"no zip")
-    with pytest.raises(UsageError, match="is no complete npz"):
-        load_reference_stats(tmp_path / "x.npz", PIXELS)
-    with pytest.raises(UsageError, match="paragan data stats"):
-        load_reference_stats(tmp_path / "y.npz", PIXELS)
+    file = tmp_path / "x.npz"
+    file.write_bytes(b"no zip")
+    with advises(f"Use `paragan data stats PATH --out {file}` to write one"):
+        load_reference_stats(file, PIXELS)
+    file.unlink()
+    with advises(f"Use `paragan data stats PATH --out {file}` to write it"):
+        load_reference_stats(file, PIXELS)
+    assert run_cli("data", "stats", "digits", "--out", file).status == 0
+    assert load_reference_stats(file, PIXELS).count == 1797
 
 
 def test_file_with_other_compression_or_wrong_sizes_raises(stats, tmp_path):
@@ -234,6 +262,18 @@ def test_truncated_file_raises(stats):
         load_reference_stats(cut, PIXELS)
 
 
-def test_metrics_that_need_features_raise_for_a_file(stats, blurred):
-    with pytest.raises(UsageError, match=r"kid or prdc needs more. Use fd or fid, or no reference"):
-        evaluate(blurred, load_reference_stats(stats(), PIXELS), space=PIXELS, metrics=["fd", "kid"], count=50)
+def test_metrics_that_need_features_raise_for_a_file(stats, digits, blurred):
+    reference = load_reference_stats(stats(), PIXELS)
+    with advises("kid or prdc needs more. Use fd, or fid if it is of Inception, or no reference"):
+        evaluate(blurred, reference, space=PIXELS, metrics=["fd", "kid"], count=50)
+    assert evaluate(blurred, reference, space=PIXELS, metrics=["fd"], count=50)
+    assert evaluate(blurred, digits, space=PIXELS, metrics=["fd", "kid"], count=50)
+    inception = FeatureSpace("inception", "6726825d" + "0" * 8, 64, PIXELS.build)
+    assert evaluate(blurred, load_reference_stats(stats(), inception), space=inception, metrics=["fid"], count=50)
+
+
+def test_a_file_has_no_network(stats, digits, blurred):
+    options = {"metrics": ["fd"], "count": 50}
+    with advises("space: a file of statistics holds no network. Use named_space"):
+        evaluate(blurred, digits, space=recorded_space(stats()), **options)
+    assert evaluate(blurred, digits, space=named_space("pixels", 8, 1), **options)

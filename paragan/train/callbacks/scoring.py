@@ -36,7 +36,7 @@ from paragan.eval.evaluate import (
 from paragan.eval.feature_stats import FeatureStats
 from paragan.eval.features import FeatureSpace, named_space, raw_values, space_from_module
 from paragan.eval.metrics import METRICS, check_class_counts, check_labels, metric_names, num_fakes
-from paragan.eval.reference_stats import load_reference_stats
+from paragan.eval.reference_stats import check_image_shape, load_reference_stats
 from paragan.eval.sharding import EvaluationAborted, all_ranks, block_shards
 from paragan.models.model import Model, load_model
 from paragan.models.sampler import PerLabelSampler, Sampler, prefetch
@@ -239,11 +239,8 @@ def check_evaluation(evaluation: EvaluationOptions, dataset: Dataset, best_metri
     check_class_counts(evaluation.metrics, dataset.labels)
     if evaluation.reference:
         reals = load_reference_stats(evaluation.reference, space)
-        if reals.image_shape and reals.image_shape != dataset.shape:
-            raise UsageError(
-                f"evaluation.reference={evaluation.reference}: is of images {list(reals.image_shape)}, and the data "
-                f"are {list(dataset.shape)}. Use one of these, as `paragan data stats` writes it"
-            )
+        if not dataset.is_array:
+            check_image_shape(reals, evaluation.reference, dataset.shape, "evaluation.reference")
         for accumulator in unique_accumulators([METRICS[name].real_accumulators for name in evaluation.metrics]):
             reals.get(accumulator)
 

@@ -6,15 +6,19 @@ import dataclasses
 import functools
 import shutil
 import signal
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import paragan
+from advice import Case, advises
+from paragan.config.sections import EvaluationOptions
 from paragan.core.errors import UsageError
 from paragan.core.jsonl import JsonlFile, read_jsonl
 from paragan.eval import classifier
 from paragan.eval.metrics import METRICS
+from paragan.models.model import load_model
 from paragan.train.callbacks import scoring
 from processes import (
     TINY_RUN_ARGS,
@@ -74,8 +78,12 @@ def test_splits_of_one_fake_raise_before_training(tmp_path):
 def test_a_reference_of_other_images_raises_before_training(tmp_path):
     stats = tmp_path / "stats.npz"
     np.savez(stats, mu=np.zeros(64), sigma=np.eye(64), count=100, image=np.array([4, 4, 4]))
-    line = usage_error("train", *TINY_RUN_ARGS, f"--evaluation.reference={stats}", "--run-dir=run")
-    assert "is of images [4, 4, 4], and the data are [1, 8, 8]" in line
+    command = ["train", *TINY_RUN_ARGS, f"--evaluation.reference={stats}", "--run-dir=run", "-n"]
+    line = usage_error(*command)
+    assert f"evaluation.reference={stats}: is of images [4, 4, 4], and the others are [1, 8, 8]. Use `paragan" in line
+    advised = line.split("`")[1]
+    assert run_cli(*advised.replace("PATH", "digits").split()[1:]).status == 0
+    assert run_cli(*command).status == 0
 
 
 def test_one_failed_score_leaves_the_others_and_the_report(tmp_path, monkeypatch):
@@ -187,7 +195,7 @@ def test_a_reference_file_replaces_the_data(digits, tmp_path):
     first, row = read_jsonl(digits / "metrics.jsonl")
     assert row["value"] == pytest.approx(first["value"], rel=1e-6)
     assert row["protocol"]["data"].startswith("stats.npz ")
-    assert "Use fd or fid" in usage_error("eval", digits, "--metrics=fd,kid", "--reference", stats)
+    assert "Use fd, or fid if" in usage_error("eval", digits, "--metrics=fd,kid", "--reference", stats)
     wrong = npz(tmp_path / "wrong.npz", mu=np.zeros(3), sigma=np.eye(3))
     assert "pixels has 64 features" in usage_error("eval", digits, "--metrics=fd", "--reference", wrong)
     line = usage_error("train", *TINY_RUN_ARGS, f"--evaluation.reference={wrong}", "--run-dir", tmp_path / "new")
@@ -244,6 +252,36 @@ def test_per_class_scores_need_the_classes_of_the_model(digits, tmp_path, metric
         assert f"other classes ({count}: a" in line
         assert "(10: 0, 1, 2, 3, 4, ...)" in line
     assert run_cli(*command, "fd").status == 0
+
+
+def test_data_of_other_classes_are_scored_as_advised(check_advice, tmp_path):
+    images = np.random.default_rng(0).integers(0, 255, (32, 8, 8, 1), np.uint8)
+    data = npz(tmp_path / "d.npz", images=images, labels=np.arange(32) % 2, classes=["a", "b"])
+    check_advice(
+        Case(
+            f"eval COPY --data={data} --count=32 --metrics=intra_fd",
+            "evaluation.metrics=intra_fd: goes class by class, and the data have other classes (2: a, b) than the "
+            "model (10: 0, 1, 2, 3, 4, ...). Use fd, kid or prdc",
+            ("--metrics=fd", "--metrics=kid", "--metrics=prdc"),
+        )
+    )
+
+
+def test_arrays_are_scored_by_their_values_as_advised():
+    dataset = paragan.from_arrays(np.zeros((8, 2), np.float32))
+    with advises("evaluation.features=inception: needs images, and the data are arrays. Use values"):
+        scoring.make_feature_space(EvaluationOptions(features="inception"), dataset)
+    assert scoring.make_feature_space(EvaluationOptions(features="values"), dataset).num_features == 2
+
+
+def test_ranks_read_the_same_model_as_advised(finished):
+    def load_with(other_config):
+        world = SimpleNamespace(all_gather_str=lambda config: [config, other_config or config])
+        return scoring.load_same_model(world, lambda: load_model(finished))
+
+    with advises(f"{finished / 'model'}: ranks read different models. Use storage that all ranks share"):
+        load_with(other_config="{}")
+    assert load_with(other_config=None).kimg == 0.16
 
 
 def test_a_model_whose_classes_are_numbers_goes_with_any_names(digits, tmp_path):
