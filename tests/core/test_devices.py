@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import tiny_run
+from advice import advises
 from paragan.config.validate import validate
 from paragan.core.devices import BACKENDS, backend_of, has_huge_pages, pick_device, set_huge_pages
 from paragan.core.errors import UsageError
@@ -37,20 +38,32 @@ def test_the_cpu_backend_has_no_streams():
     assert torch.equal(torch.get_rng_state(), before)
 
 
-@pytest.mark.parametrize("kind", ["cuda", "mps"])
-def test_a_missing_device_is_one_line(kind, monkeypatch):
-    monkeypatch.setattr(BACKENDS[kind].__class__, "is_available", lambda self: False)
-    with pytest.raises(UsageError, match=f"device.kind={kind}: .*Use --device.kind=cpu"):
-        pick_device(kind)
+def test_instead_of_a_missing_device_the_cpu_is_used_as_advised(monkeypatch):
+    for kind in ("cuda", "mps"):
+        monkeypatch.setattr(BACKENDS[kind].__class__, "is_available", lambda self: False)
+    with advises("--device.kind=cuda: torch finds no CUDA device on this host. Use --device.kind=cpu"):
+        pick_device("cuda")
+    with advises("--device.kind=mps: torch finds no Apple GPU on this host. Use --device.kind=cpu"):
+        pick_device("mps")
+    assert pick_device("cpu") == CPU
+
+
+def test_a_host_takes_as_many_ranks_as_advised(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    with advises("--device.kind=cuda: this host has 2 CUDA devices. Start at most 2 ranks on it"):
+        pick_device("cuda", 2)
+    assert [pick_device("cuda", rank).index for rank in range(2)] == [0, 1]
 
 
 def test_auto_never_picks_mps(monkeypatch):
     monkeypatch.setattr(BACKENDS["cuda"].__class__, "is_available", lambda self: False)
     monkeypatch.setattr(BACKENDS["mps"].__class__, "is_available", lambda self: True)
     assert pick_device("auto") == CPU
-    assert pick_device("mps") == torch.device("mps")
-    with pytest.raises(UsageError, match="one rank"):
+    with advises("there is one device, for one rank. Start one rank."):
         pick_device("mps", 1)
+    assert pick_device("mps") == torch.device("mps")
     with pytest.raises(UsageError, match="Start one, or use cpu"):
         validate(tiny_run.make_run("device.kind=mps"), 2)
 

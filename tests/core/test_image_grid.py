@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from advice import Case, advises, case_id
 from paragan.core.errors import UsageError
-from paragan.core.image_grid import make_grid, save_images
+from paragan.core.image_grid import make_grid, save_arrays, save_images
 from paragan.data.dataset import load_data
 
 RNG = np.random.default_rng(0)
@@ -49,10 +50,14 @@ def test_more_columns_than_images_leave_grey():
 
 
 def test_impossible_grids():
-    assert "uint8" in error_message(make_grid, np.zeros((1, 4, 4, 3)))
-    assert "at least 1" in error_message(make_grid, noise(0, 4, 4, 3))
-    assert "columns=0" in error_message(make_grid, noise(1, 4, 4, 1), columns=0)
-    assert "scale=0" in error_message(make_grid, noise(1, 4, 4, 1), scale=0)
+    for images in (np.zeros((1, 4, 4, 3)), noise(0, 4, 4, 3), noise(4, 4, 3)):
+        with advises("is not possible. Use uint8 [N, H, W, C] with N at least 1."):
+            make_grid(images)
+    with advises("columns=0: not possible. Use 1 or more."):
+        make_grid(noise(1, 4, 4, 1), columns=0)
+    with advises("scale=0: not possible. Use 1 or more."):
+        make_grid(noise(1, 4, 4, 1), scale=0)
+    assert make_grid(noise(1, 4, 4, 1), columns=1, scale=1).size == (4, 4)
 
 
 def test_png_is_the_grid(tmp_path):
@@ -102,15 +107,59 @@ def test_existing_and_ambiguous_outputs_raise(tmp_path):
     images = noise(2, 8, 8, 1)
     save_images(images, None, tmp_path / "out")
     (tmp_path / "file").write_text("precious")
-    assert "is not empty" in error_message(save_images, images, None, tmp_path / "out")
-    assert "is a file" in error_message(save_images, images, None, tmp_path / "file")
-    for name in ("a.jpg", "a.gif"):
-        message = error_message(save_images, images, None, tmp_path / name)
-        assert all(form in message for form in (".png", ".npz", "folder"))
     assert "cannot be written" in error_message(save_images, images, None, tmp_path / "file" / "a.png")
-    assert "labels: int64 [3]" in error_message(save_images, images, np.arange(3), tmp_path / "b.npz")
-    assert "labels: float64" in error_message(save_images, images, np.zeros(2), tmp_path / "b.npz")
+    for labels in (np.arange(3), np.zeros(2), np.array([-1, 0])):
+        with advises("is not possible. Use [2] integers from 0 on."):
+            save_images(images, labels, tmp_path / "b.npz")
     assert not (tmp_path / "b.npz").exists()
+    save_images(images, np.array([0, 7]), tmp_path / "b.npz")
+
+
+OUTPUT_CASES = [
+    Case(
+        "sample RUN --count=1 --out=NEW/a.gif",
+        "--out=NEW/a.gif: unknown extension .gif. Use grid.png, samples.npz, or a folder (a name without extension).",
+        ("--out=NEW/grid.png", "--out=NEW/samples.npz", "--out=NEW/folder"),
+    ),
+    Case(
+        "sample RUN --count=1 --out=NEW/file",
+        "--out=NEW/file: this is a file. Use grid.png, samples.npz, or a folder (a name without extension).",
+        ("--out=NEW/grid.png", "--out=NEW/samples.npz", "--out=NEW/folder"),
+    ),
+    Case(
+        "sample RUN --count=1 --out=DIR/folder", "the folder is not empty. Name a new one.", ("--out=NEW/new_folder",)
+    ),
+]
+
+
+@pytest.mark.parametrize("case", OUTPUT_CASES, ids=case_id)
+def test_other_outputs_are_used_as_advised(case, check_advice, tmp_path):
+    (tmp_path / "file").write_text("precious")
+    check_advice(case)
+
+
+def test_images_of_five_channels_are_saved_as_advised(tmp_path):
+    images = noise(2, 8, 8, 5)
+    with advises("files hold 1, 3 or 4 channels, not 5. Use samples.npz."):
+        save_images(images, None, tmp_path / "out")
+    save_images(images, None, tmp_path / "samples.npz")
+    assert (load_data(str(tmp_path / "samples.npz"), resolution=8, channels=5).images == images).all()
+
+
+@pytest.mark.parametrize("name", ["a.txt", "folder"])
+def test_arrays_of_numbers_are_saved_as_advised(name, tmp_path):
+    x = RNG.normal(size=(4, 2)).astype(np.float32)
+
+    def save(out):
+        save_arrays(x, None, tmp_path / out, lambda: noise(8, 8, 3))
+
+    with advises("not possible for arrays of numbers. Use samples.npz or picture.png."):
+        save(name)
+    save("samples.npz")
+    save("picture.png")
+    assert (load_data(str(tmp_path / "samples.npz"), resolution=None).images == x).all()
+    with Image.open(tmp_path / "picture.png") as picture:
+        assert picture.size == (8, 8)
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):

@@ -2,8 +2,8 @@
 
 import pytest
 
+from advice import advises
 from paragan.config.sections import DataOptions
-from paragan.core.errors import UsageError
 from paragan.core.image_shape import ImageSize, check_channels, check_resolution, parse_resolution
 from paragan.core.schema import apply_overrides, from_dict, to_dict
 
@@ -26,8 +26,11 @@ def test_the_width_comes_first_and_messages_say_so():
 
 @pytest.mark.parametrize("value", [-8, "256x", "x128", "0x128", "256x128x3", "wide", 64.5, True, [256, 128], None])
 def test_what_is_no_size_is_refused_with_one_that_is(value):
-    with pytest.raises(UsageError, match=r"^resolution=.*Use one number for squares.*WIDTHxHEIGHT, such as 256x128"):
+    with advises("not a size. Use one number for squares, such as 64, or WIDTHxHEIGHT, such as 256x128") as caught:
         from_dict(DataOptions, {"resolution": value})
+    assert str(caught.value).startswith("resolution=")
+    for advised in ("64", "256x128"):
+        assert ImageSize.of(from_dict(DataOptions, {"resolution": advised}).resolution).width == int(advised[:3])
 
 
 def test_a_size_on_the_command_line_is_recorded_as_it_is_typed():
@@ -40,8 +43,15 @@ def test_a_size_on_the_command_line_is_recorded_as_it_is_typed():
 
 def test_options_of_commands_are_checked_likewise():
     assert check_resolution("--resolution", "48x32") == (48, 32)
-    with pytest.raises(UsageError, match=r"^--resolution=0: not a size"):
+    with advises("--resolution=0: not a size. Use 8 or more, such as 64, or 256x128 (WIDTHxHEIGHT)"):
         check_resolution("--resolution", 0)
-    with pytest.raises(UsageError, match=r"^--channels=0: not possible"):
-        check_channels("--channels", 0)
-    check_channels("--channels", 13)
+    sizes = [check_resolution("--resolution", advised) for advised in (8, 64, "256x128")]
+    assert sizes == [(8, 8), (64, 64), (256, 128)]
+    for channels in (0, 513):
+        with advises(
+            f"--channels={channels}: not possible. Use 1 (grey), 3 (RGB), 4 (RGB and alpha), or the number that an "
+            "array has, up to 512"
+        ):
+            check_channels("--channels", channels)
+    for channels in (1, 3, 4, 13, 512):
+        check_channels("--channels", channels)

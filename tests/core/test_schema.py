@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
+from advice import Case, advises, case_id
 from paragan.config.run import Run
 from paragan.core.errors import UsageError
 from paragan.core.schema import apply_overrides, did_you_mean, diff, from_dict, from_yaml, list_fields, to_dict, to_yaml
@@ -144,6 +147,37 @@ def test_what_is_wrong_is_named_as_a_user_would_type_it(field, value):
     with pytest.raises(UsageError) as raised:
         from_dict(Run, apply_overrides(to_dict(Run()), [(field, value)]))
     assert str(raised.value).startswith(WRONG[field, value])
+
+
+SPELLING_CASES = [
+    Case("--nets.widht=8", "there is no field nets.widht; did you mean nets.width?", ("~nets.widht --nets.width=8",)),
+    Case("--d.optimizer=adamm", "d.optimizer: there is no adamm; did you mean adam?", ("--d.optimizer=adam",)),
+    Case(
+        "--optimizer=sgd",
+        "there is no field optimizer; did you mean g.optimizer or d.optimizer?",
+        ("~optimizer --g.optimizer=sgd", "~optimizer --d.optimizer=sgd"),
+    ),
+]
+
+
+@pytest.mark.parametrize("case", SPELLING_CASES, ids=case_id)
+def test_what_was_meant_is_accepted(case, check_advice):
+    check_advice(case, ["train", "digits", "-n"])
+
+
+def test_a_class_is_found_in_the_folder_of_its_module_as_advised(tmp_path, monkeypatch):
+    (tmp_path / "my_losses.py").write_text(
+        "from paragan.core.schema import config_class\n"
+        "@config_class\nclass Objective:\n"
+        "    name: str = 'mine'\n    second_order: bool = False\n"
+        "    discriminator = generator = lambda *arguments: None\n"
+    )
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    for name in ("my_losses:Objective", "my_losses:"):
+        with advises("Use module:Class, and start in the folder of the module"):
+            from_dict(Run, {"objective": {"name": name}})
+    monkeypatch.chdir(tmp_path)
+    assert from_dict(Run, {"objective": {"name": "my_losses:Objective"}}).objective.second_order is False
 
 
 def test_every_field_has_a_meaning():
