@@ -150,7 +150,14 @@ def from_arrays(
     """
     if x.dtype == np.uint8:
         pixels = x[..., None] if x.ndim == 3 else x
-        if pixels.ndim != 4 or pixels.shape[3] not in (*PICTURE_CHANNELS, channels) or 0 in x.shape:
+        if 0 in x.shape:
+            raise UsageError(f"data: uint8 {list(x.shape)} holds no image")
+        if pixels.ndim != 4:
+            raise UsageError(
+                f"data: uint8 {list(x.shape)} are not images [N, H, W, C]. Use x.reshape(len(x), -1).astype('float32') "
+                "for other numbers"
+            )
+        if pixels.shape[3] not in (*PICTURE_CHANNELS, channels):
             raise UsageError(
                 f"data: uint8 {list(x.shape)} are not images [N, H, W, C] with C 1 or 3. Use channels=C for another C"
             )
@@ -448,9 +455,10 @@ def check_channels_available(source: Source, scan: HeaderScan, channels: int) ->
             remedy = "1 or 3" if scan.bands <= {*PICTURE_CHANNELS} else str(max(scan.bands))
             raise UsageError(f"data.channels={channels}: {source.location} has {found} channels. Use {remedy}")
     elif channels != 4:
+        usable = "1, 3 or 4" if scan.num_alpha else "1 or 3"
         raise UsageError(
-            f"data.channels={channels}: image files have 1 (grey), 3 (RGB) or 4 (RGB and alpha) channels. Use one of "
-            "these, or store all channels in an .npz or .h5"
+            f"data.channels={channels}: image files have 1 (grey), 3 (RGB) or 4 (RGB and alpha) channels. "
+            f"Use {usable}, or store all channels in an .npz or .h5"
         )
     elif not scan.num_alpha:
         raise UsageError(f"data.channels=4: no image of {source.location} has transparency, the fourth channel. Use 3")

@@ -202,7 +202,9 @@ class ValueScan:
         dtypes = {image.dtype for image in self.deep}
         if dtypes - {np.dtype(np.uint16)}:
             found = _format(*_extremes_of(self.deep))
-            raise UsageError(f"data.range=full: not possible for {_type_names(dtypes)}. Use {found}, which was found")
+            raise UsageError(
+                f"data.range=full: not possible for {_type_names(dtypes)}. Use --data.range={found}, which was found"
+            )
         return ValueRange(0, 2**16 - 1, clips=True)
 
     def describe(self, value_range: ValueRange | None) -> list[str]:

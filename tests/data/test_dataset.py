@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from advice import advises
 from paragan.core.errors import UsageError
 from paragan.data import decode
 from paragan.data.dataset import Dataset, choose_resolution, compute_fingerprint, load_data
@@ -387,7 +388,9 @@ def test_a_missing_path_names_what_is_near(tmp_path):
 def test_paths_the_system_cannot_take(tmp_path):
     assert "File name too long" in usage_message(tmp_path / ("x" * 300))
     assert "does not exist" in usage_message("a\0b")
-    assert "no location is given" in usage_message("")
+    with advises("data: no location is given. Give `digits`, an .npz"):
+        load_data("", resolution=None)
+    assert len(load_data("digits", resolution=None).images) == 1797
 
 
 def test_an_empty_folder(tmp_path):
@@ -575,10 +578,13 @@ def test_unsupported_files_are_refused_with_the_formats(tmp_path):
     (tmp_path / "a.rar").write_text("")
     (tmp_path / "noext").write_text("")
     put(tmp_path / "a.png")
-    assert "has .rar, which is not a supported format. Give `digits`, an .npz, .npy, .zip or .h5" in usage_message(
-        tmp_path / "a.rar"
-    )
+    with advises(
+        f"data: {tmp_path / 'a.rar'} has .rar, which is not a supported format. Give `digits`, an .npz, .npy, .zip or "
+        ".h5, .tar shards (shard-*.tar, shard-{000..012}.tar), or a folder: of images"
+    ):
+        load_data(str(tmp_path / "a.rar"), resolution=None)
     assert "(no extension)" in usage_message(tmp_path / "noext")
+    assert len(load_data(str(tmp_path), resolution=None).images) == 1
     assert f"is one image. Give its folder, {tmp_path}" in usage_message(tmp_path / "a.png")
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from advice import advises
 from paragan.config.resolve import load_dataset, resolve
 from paragan.core.errors import UsageError
 from paragan.data.dataset import DEEP_SAMPLE, load_data
@@ -346,11 +347,16 @@ def test_what_could_mean_several_ranges_is_refused_and_each_reading_works(tmp_pa
 
 def test_floats_beside_integers_are_refused(tmp_path):
     files = {name: FILES[name][0] for name in ("float-0-1.tif", "12-grey.png")}
-    assert "float32 and uint16 have no common range" in refusal(
-        lambda: load_data(folder_of(tmp_path, files), resolution=None)
-    )
-    message = refusal(lambda: load_data(folder_of(tmp_path, files), resolution=None, value_range="full"))
-    assert "data.range=full: not possible for float32" in message
+    folder = folder_of(tmp_path, files)
+    with advises("data.range=auto: images of float32 and uint16 have no common range. Use images of one type"):
+        load_data(folder, resolution=None)
+    with advises("data.range=full: not possible for float32 and uint16. Use --data.range=0:4095, which was found"):
+        load_data(folder, resolution=None, value_range="full")
+    assert load_data(folder, resolution=None, value_range="0:4095").images.max() == 255
+    for name in files:
+        (Path(folder) / name).rename(tmp_path / "other")
+        assert load_data(folder, resolution=None).images.max() == 255
+        (tmp_path / "other").rename(Path(folder) / name)
 
 
 def test_8_bit_images_beside_deeper_ones_stay_as_they_are(tmp_path):
@@ -373,11 +379,21 @@ def test_what_is_no_range_is_refused(text):
     assert refusal(lambda: parse_range(text)).startswith(f"data.range={text}: ")
 
 
+def test_ranges_are_written_as_advised():
+    with advises("data.range=9-5: not a range. Use auto, full, or MIN:MAX such as 0:4095"):
+        parse_range("9-5")
+    with advises("data.range=9:5: MIN must be below MAX. Use auto, full, or MIN:MAX such as 0:4095"):
+        parse_range("9:5")
+    with advises("data.range=0:1e31: too large. Use MIN and MAX between -1e+30 and 1e+30"):
+        parse_range("0:1e31")
+    for advised in ("auto", "full", "0:4095", "-1e+30:1e+30"):
+        assert parse_range(advised)
+
+
 def test_a_range_in_which_nothing_lies_is_refused_with_one_that_works(tmp_path):
     folder = folder_of(tmp_path, {"a.png": FILES["12-grey.png"][0]})
-    message = refusal(lambda: load_data(folder, resolution=None, value_range="5000:9000"))
-    assert "all images would be black" in message
-    assert "Use --data.range=0:4095" in message
+    with advises("data.range=5000:9000: all images would be black, their values are 0:4095. Use --data.range=0:4095"):
+        load_data(folder, resolution=None, value_range="5000:9000")
     assert load_data(folder, resolution=None, value_range="0:4095").images.max() == 255
 
 
@@ -406,9 +422,11 @@ def rare(tmp_path, monkeypatch):
 
 
 def test_a_rare_brighter_image_is_refused_and_the_advice_works(rare):
-    message = refusal(lambda: load_data(rare, resolution=None))
-    assert "1 of 40 images hold uint16 0:16383, the first is" in message
-    assert "13.png; 0:4095 was found from others, --data.range=0:4095 clips them. Use --data.range=0:16383" in message
+    with advises(
+        f"data.range=auto: 1 of 40 images hold uint16 0:16383, the first is {Path(rare) / '13.png'}; 0:4095 was found "
+        "from others, --data.range=0:4095 clips them. Use --data.range=0:16383"
+    ):
+        load_data(rare, resolution=None)
     assert load_data(rare, resolution=None, value_range="0:16383").images[13].max() == 255
     assert (load_data(rare, resolution=None, value_range="0:4095").images[13] == 255).sum() > 30
 

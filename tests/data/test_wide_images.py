@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from advice import advises
 from paragan.core.errors import UsageError
 from paragan.core.image_shape import ImageSize
 from paragan.data import decode
@@ -183,16 +184,65 @@ def test_transparency_is_a_fourth_channel_on_request(tmp_path):
 
 
 def test_channels_that_are_not_there_are_refused(tmp_path):
-    source = write(tmp_path / "photos", WIDE)
-    assert "Use 3" in usage_message(source, channels=4)
-    assert ".npz or .h5" in usage_message(source, channels=7)
-    path = save(tmp_path / "a.npz", WIDE)
-    assert "data.channels=4: " in usage_message(path, channels=4)
-    assert "Use 1 or 3" in usage_message(path, channels=4)
-    load_data(str(path), resolution=8, channels=1)
-    with pytest.raises(UsageError, match="Use channels=C"):
+    source = str(write(tmp_path / "photos", WIDE))
+    with advises(f"data.channels=4: no image of {source} has transparency, the fourth channel. Use 3"):
+        load_data(source, resolution=8, channels=4)
+    assert load_data(source, resolution=8, channels=3).shape == (3, 8, 8)
+    path = str(save(tmp_path / "a.npz", WIDE))
+    with advises(f"data.channels=4: {path} has 3 channels. Use 1 or 3"):
+        load_data(path, resolution=8, channels=4)
+    assert [load_data(path, resolution=8, channels=channels).shape[0] for channels in (1, 3)] == [1, 3]
+
+
+def test_more_channels_than_files_have_are_stored_as_advised(tmp_path):
+    opaque = str(write(tmp_path / "photos", WIDE))
+    rgba = str(write(tmp_path / "icons", RNG.integers(0, 256, (4, 8, 8, 4), np.uint8)))
+    for source, usable in ((opaque, (1, 3)), (rgba, (1, 3, 4))):
+        numbers = " or ".join(", ".join(map(str, usable)).rsplit(", ", 1))
+        with advises(
+            "data.channels=5: image files have 1 (grey), 3 (RGB) or 4 (RGB and alpha) channels. "
+            f"Use {numbers}, or store all channels in an .npz or .h5"
+        ):
+            load_data(source, resolution=8, channels=5)
+        for channels in usable:
+            assert load_data(source, resolution=8, channels=channels).shape[0] == channels
+    for name in ("a.npz", "a.h5"):
+        assert load_data(str(save(tmp_path / name, BANDS)), resolution=8, channels=5).shape[0] == 5
+
+
+def test_uint8_arrays_are_images_or_numbers_as_advised():
+    with advises("are not images [N, H, W, C] with C 1 or 3. Use channels=C for another C"):
         from_arrays(BANDS)
     assert from_arrays(BANDS, channels=5).shape == (5, 8, 12)
+    for x in (BANDS[0, 0, 0], BANDS[0, 0], BANDS[None]):
+        with advises(
+            f"data: uint8 {list(x.shape)} are not images [N, H, W, C]. Use x.reshape(len(x), -1).astype('float32') "
+            "for other numbers"
+        ):
+            from_arrays(x)
+        assert from_arrays(x.reshape(len(x), -1).astype("float32")).is_array
+    with pytest.raises(UsageError, match=r"uint8 \[0, 8, 12, 5\] holds no image"):
+        from_arrays(BANDS[:0])
+
+
+def test_channels_are_converted_as_advised(tmp_path):
+    bands = str(save(tmp_path / "a.npz", BANDS))
+    with advises("--channels=5: files hold 1, 3 or 4 channels. Use an .npz or .h5"):
+        convert(
+            open_source(bands, channels=5), tmp_path / "b", choose_format(tmp_path / "b"), ConvertOptions(channels=5)
+        )
+    for out in (tmp_path / "b.npz", tmp_path / "b.h5"):
+        convert(open_source(bands, channels=5), out, choose_format(out), ConvertOptions(channels=5))
+        assert np.array_equal(load_data(str(out), resolution="12x8", channels=5).images, BANDS)
+
+
+def test_transparency_is_written_in_the_format_advised(tmp_path):
+    source = str(write(tmp_path / "icons", RNG.integers(0, 256, (4, 8, 8, 4), np.uint8)))
+    out = tmp_path / "out"
+    with advises("--channels=4: a JPEG has no transparency. Use --format png"):
+        convert(open_source(source), out, choose_format(out), ConvertOptions(channels=4, encoding="jpg"))
+    convert(open_source(source), out, choose_format(out), ConvertOptions(channels=4, encoding="png"))
+    assert load_data(str(out), resolution=8, channels=4).shape == (4, 8, 8)
 
 
 # Many pixels ------------------------------------------------------------------------------------------------

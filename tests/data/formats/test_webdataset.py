@@ -102,7 +102,10 @@ def test_missing_shards_are_named(tmp_path):
         open_source(str(tmp_path / "x*.tar"))
     assert len(open_source(str(tmp_path / "*.tar"))) == 30
     assert "only the last name may have them" in open_error(tmp_path / "*" / "a.tar")
-    assert "is not a pattern of .tar files" in open_error(tmp_path / "*.jpg")
+    with advises(f"{tmp_path / '*.jpg'} is not a pattern of .tar files. Give one such as shard-*.tar, or `digits`, "):
+        open_source(str(tmp_path / "*.jpg"))
+    for advised in (tmp_path / "shard-*.tar", tmp_path / "shard-{000..002}.tar", tmp_path):
+        assert len(open_source(str(advised))) == 30
     assert "does not exist" in open_error(tmp_path / "nowhere" / "*.tar")
 
 
@@ -293,7 +296,11 @@ def test_captions_in_class_folders_are_passed_over(tmp_path):
 def test_a_table_beside_the_shards_is_refused(tmp_path):
     tar(tmp_path / "a.tar", [("0.png", encode_image(IMAGES[0]))])
     (tmp_path / "labels.csv").write_text("file_name,label\n0.png,0")
-    assert "labels.csv looks like labels, and those of shards are members" in open_error(tmp_path)
+    with advises(
+        f"data: {tmp_path / 'labels.csv'} looks like labels, and those of shards are members of them, such as "
+        "0001.cls. Write them so, or use --data.labels=false"
+    ):
+        open_source(str(tmp_path))
     assert open_source(str(tmp_path), labels=False).labels is None
     tar(tmp_path / "a.tar", labelled())
     assert labels_of(open_source(str(tmp_path))) == LABELS[:3]

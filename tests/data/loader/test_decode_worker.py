@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from advice import advises
 from fake_datasets import encode_image, random_images
 from paragan.core.errors import RunError
 from paragan.data.dataset import load_data
@@ -105,7 +106,7 @@ def test_modules_of_the_working_folder_are_not_imported(shared, tmp_path, monkey
         ]
 
 
-def test_one_that_is_killed_or_cannot_start_blames_no_image(shared, monkeypatch):
+def test_one_that_is_killed_or_cannot_start_blames_no_image(shared, sets, monkeypatch):
     image, piece, start = encode_image(random_images(1)[0]), shared.allocate((1, 8, 8, 3)), DecodeWorker._start_worker
 
     def doomed(self):
@@ -116,8 +117,14 @@ def test_one_that_is_killed_or_cannot_start_blames_no_image(shared, monkeypatch)
     monkeypatch.setattr(decoders, "RETRY_DELAYS_S", (0.0, 0.0))
     with DecodeWorker(shared) as decoder, monkeypatch.context() as patch:
         patch.setattr(DecodeWorker, "_start_worker", doomed)
-        with pytest.raises(RunError, match=r"was killed 2 times: is memory short\?"):
+        with advises(
+            "data: a decode process was killed 2 times: is memory short? "
+            "Use fewer --data.prefetch.workers, or --data.prefetch.worker_type=threads",
+            RunError,
+        ):
             decoder.decode([image], [False], piece, 0)
+        threads, reasons = _batches(sets / "folder", 1, worker_type="threads")
+        assert (len(threads), reasons) == (1, {})
     for program, message_of in (("/nowhere/python", "cannot be started .*nowhere"), ("/bin/false", "ready .status 1.")):
         monkeypatch.setattr(sys, "executable", program)
         with (

@@ -11,7 +11,8 @@ import pytest
 import torch
 from PIL import Image
 
-from paragan.core.errors import RunError, UsageError
+from advice import advises
+from paragan.core.errors import RunError
 from paragan.core.image_shape import ImageSize
 from paragan.data.bad_samples import BadSamples
 from paragan.data.dataset import load_data
@@ -191,10 +192,9 @@ def test_memory_stays_below_the_cap(opened):
             pipeline.next_batch()
             assert pipeline.memory_budget.used_bytes <= cap * 2**30
     assert pipeline.memory_budget.peak_bytes > 0.3 * cap * 2**30
-    with pytest.raises(
-        UsageError, match=r"data.prefetch.memory_gb=1e-06: does not hold two batches ahead. Use 0.001 or more"
-    ):
+    with advises("data.prefetch.memory_gb=1e-06: does not hold two batches ahead. Use 0.001 or more"):
         PrefetchPipeline(streamed(source), plan(), PrefetchOptions(memory_gb=1e-6))
+    assert opened(streamed(source), plan(), PrefetchOptions(memory_gb=0.001)).next_batch().shape == (12, 8, 8, 3)
 
 
 # Lanes over a pipeline ------------------------------------------------------------------------------------------

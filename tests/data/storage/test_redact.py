@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from advice import Case
 from paragan.data.storage.filesystem import redact_url
 from processes import TINY_RUN_ARGS, logged_steps, run_cli, usage_error
 from servers import FaultyRequest, FaultyServer, run_faulty
@@ -36,7 +37,7 @@ def address(server: FaultyServer, password: str, signature: str) -> str:
     return f"http://me:{password}@127.0.0.1:{server.server_port}/set.npz?X-Amz-Signature={signature}"
 
 
-def test_secrets_are_in_no_file_and_may_change(server, tmp_path):
+def test_secrets_are_in_no_file_and_may_change(server, tmp_path, check_advice):
     guarded(server, tmp_path)
     folder = tmp_path / "run"
     private = [
@@ -59,10 +60,16 @@ def test_secrets_are_in_no_file_and_may_change(server, tmp_path):
     assert then.status == 0, then
     assert logged_steps(folder)[-1] == 4
     assert any("4567" in path for path, _ in server.requests)
-    line = usage_error("train", folder / "run.yaml", f"--run-dir={folder}", "--kimg=0.096")
-    assert "needs its password or signature" in line
-    assert "--data" in line
-    assert "needs its password" in usage_error("eval", folder)
+    public = redact_url(address(server, *SECRETS))
+    again = f"--data={address(server, 'new', '89ef')}"
+    for command in (f"train {folder}/run.yaml --run-dir={folder} --kimg=0.096", f"eval {folder}"):
+        check_advice(
+            Case(
+                command,
+                f"data: {public} needs its password or signature, which is never saved. Give --data again",
+                (again,),
+            )
+        )
 
 
 def test_the_dry_run_prints_no_secrets(server, tmp_path):

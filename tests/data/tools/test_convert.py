@@ -8,12 +8,14 @@ import warnings
 import zipfile
 from pathlib import Path
 
+import fsspec
 import h5py
 import numpy as np
 import pytest
 import webdataset
 from PIL import Image
 
+from advice import advises
 from paragan.core.errors import UsageError
 from paragan.data.dataset import Dataset, load_data
 from paragan.data.open_source import open_source
@@ -270,9 +272,29 @@ def test_an_index_is_rebuilt(start, tmp_path):
 
 
 def test_what_are_no_shards_has_no_index(start, tmp_path):
-    for where, message in {tmp_path: "holds no .tar", start: "is not a .tar", tmp_path / "x": "does not exist"}.items():
-        with pytest.raises(UsageError, match=message):
-            reindex(str(where))
+    with pytest.raises(UsageError, match=r"holds no \.tar"):
+        reindex(str(tmp_path))
+    with advises(f"data: {start} is not a .tar. Give a folder of tars, or such as shards/shard-*.tar"):
+        reindex(str(start))
+    with advises(f"data: {tmp_path / 'shards'} does not exist. Give a folder of tars, or such as shards/shard-*.tar"):
+        reindex(str(tmp_path / "shards"))
+    written(start, tmp_path / "shards", "tars")
+    for advised in ("shards", "shards/shard-*.tar"):
+        assert len(reindex(str(tmp_path / advised))[0]) == 20
+
+
+def test_the_index_of_remote_shards_is_put_where_advised(start, tmp_path):
+    written(start, tmp_path / "shards", "tars")
+    files = fsspec.filesystem("memory")
+    files.put(f"{tmp_path}/shards/", "memory://index/shards/", recursive=True)
+    with advises(
+        "memory://index/shards: is remote and cannot be written. Give --out paragan-index.npz, and put it into the "
+        "folder of the tars"
+    ):
+        reindex("memory://index/shards")
+    reindex("memory://index/shards", tmp_path / "paragan-index.npz")
+    files.put(f"{tmp_path}/paragan-index.npz", "memory://index/shards/paragan-index.npz")
+    assert open_source("memory://index/shards").notes[0].startswith("1 shard; index of memory://index/shards")
 
 
 # Complete, or not at all ------------------------------------------------------------------------------------
@@ -340,19 +362,33 @@ def test_a_set_without_valid_images_is_refused(tmp_path):
 
 
 def test_a_folder_cannot_store_an_empty_class(start, tmp_path):
-    message = usage_message(start, tmp_path / "out")
-    assert "'bee' has no image" in message
+    with advises("data: class 'bee' has no image, which a folder cannot store. Use .npz or --no-labels"):
+        written(start, tmp_path / "out")
+    assert written(start, tmp_path / "out.npz").count == 20
     assert written(start, tmp_path / "out", labels=False).count == 20
 
 
 def test_formats_that_are_not_written(start, tmp_path):
-    assert "--to tars" in usage_message(start, tmp_path / "a.tgz")
+    with advises(
+        "a.tgz: ends in .tgz, which is not a supported format. Use a folder (a name without extension), .npz, .zip, "
+        ".h5, or --to tars"
+    ):
+        written(start, tmp_path / "a.tgz")
+    for name, form in (("a.npz", None), ("a.zip", None), ("a.h5", None), ("a", "tars"), ("a.tgz", "tars")):
+        assert written(start, tmp_path / name, form).count == 20
+    assert written(start, tmp_path / "folder", labels=False).count == 20
     assert written(start, tmp_path / "v1.5", "zip").count == 20
 
 
 def test_impossible_wishes():
-    with pytest.raises(UsageError, match="--quality=0"):
-        ConvertOptions(quality=0)
+    for wrong in (0, 101):
+        with advises(f"--quality={wrong}: out of range. Use 1 to 100, such as 95."):
+            ConvertOptions(quality=wrong)
+    assert [ConvertOptions(quality=quality).quality for quality in (1, 95, 100)] == [1, 95, 100]
+    for wrong in (-1, 2**63):
+        with advises(f"--shuffle={wrong}: not a seed. Use 0 or more, and less than 2^63."):
+            ConvertOptions(shuffle=wrong)
+    assert [ConvertOptions(shuffle=seed).shuffle for seed in (0, 2**63 - 1)] == [0, 2**63 - 1]
     with pytest.raises(UsageError, match="--resolution=0"):
         ConvertOptions(resolution=0)
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from advice import advises
 from paragan.core.errors import UsageError
 from paragan.data import decode
 from paragan.data.dataset import MAX_AUTO_CACHE_BYTES, load_data
@@ -214,6 +215,17 @@ def test_a_sheet_has_a_row_a_class(tmp_path):
     assert (samples[:64, :64] == first).all()
     assert not samples[:64, 3 * 66 : 3 * 66 + 64].any()  # no more ants
     assert samples[66:, 7 * 66 :].any()
+
+
+def test_after_a_change_a_sheet_is_made_as_advised(tmp_path):
+    paths = [put(tmp_path / f"{index}.png") for index in range(3)]
+    result = inspected(tmp_path)
+    paths[1].write_bytes(b"")
+    with advises(
+        f"data: {paths[1]} changed while it was inspected: not a PNG, JPEG, WebP, BMP, TIFF or GIF image. Try again"
+    ):
+        make_contact_sheet(result)
+    assert make_contact_sheet(inspected(tmp_path)).size
 
 
 def test_progress_ends_at_all():
