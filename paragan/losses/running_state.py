@@ -131,7 +131,8 @@ def state_of(d: DiscriminatorFn) -> ObjectiveState:
     state = dict(d.named_children()).get(STATE_NAME) if isinstance(d, nn.Module) else None
     if not isinstance(state, ObjectiveState):
         raise UsageError(
-            "objective.lecam or objective.augment=ada: D has no objective state. Use attach_state(state, d)"
+            "objective.lecam or objective.augment=ada: D has no objective state. Use an nn.Module, and "
+            "attach_state(state, d)"
         )
     return state
 

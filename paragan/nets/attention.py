@@ -5,7 +5,7 @@ pooling of the authors' code: queries at every pixel, keys and values at a quart
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from paragan.core.errors import UsageError
 from paragan.nets.layers import LayerFactory
 from paragan.nets.spec import Spec, num_halvings
+
+MIN_CHANNELS = 8  # of maps with attention
 
 
 class SelfAttention(nn.Module):
@@ -132,19 +134,31 @@ def _sides_of_maps(spec: Spec) -> list[int]:
     return [spec.size.short_side >> i for i in range(1, num_halvings(spec.size))]
 
 
-def check_attention(short_side: int, spec: Spec, g_channels: Sequence[int], d_channels: Sequence[int]) -> None:
-    """Check that attention on maps of a short side fits into both networks.
+class AttentionNets(Protocol):
+    """Config of a pair of networks, as far as attention is concerned."""
+
+    @property
+    def attention(self) -> int | None: ...
+    @property
+    def width(self) -> int: ...
+    @property
+    def d_width(self) -> int | None: ...
+
+
+def check_attention(nets: AttentionNets, spec: Spec, g_channels: Sequence[int], d_channels: Sequence[int]) -> None:
+    """Check that attention fits into both networks.
 
     Args:
-        short_side: Pixels; 0 for no attention.
+        nets: Their configuration; `d_width` None is `width`.
         spec: The images.
         g_channels: Channels of the generator at the start grid, twice that, ...
         d_channels: Channels of the discriminator at a half, a quarter, ... of the image.
 
     Raises:
-        UsageError: No map between the start grid and the image has this short side, or a network has fewer than 8
-            channels there.
+        UsageError: No map between the start grid and the image has this short side, or a network has fewer than
+            MIN_CHANNELS there.
     """
+    short_side = attention_resolution(nets.attention, spec)
     if not short_side:
         return
     sides = _sides_of_maps(spec)
@@ -154,10 +168,15 @@ def check_attention(short_side: int, spec: Spec, g_channels: Sequence[int], d_ch
             f"images of {spec.size.resolution} px, or 0 for none. Use {attention_resolution(None, spec)}"
         )
     index = sides.index(short_side)
-    widths = {"width": g_channels[len(sides) - index], "d_width": d_channels[index]}
-    for field, channels in widths.items():
-        if channels < 8:
-            raise UsageError(
-                f"nets.{field}: leaves {channels} channels for attention at {short_side} px, which needs at least 8. "
-                f"Use a value {-(-8 // channels)} times as large, or nets.attention=0"
-            )
+    widths = (
+        ("width", nets.width, g_channels[len(sides) - index]),
+        ("d_width", nets.d_width or nets.width, d_channels[index]),
+    )
+    narrow = [(field, width, channels) for field, width, channels in widths if channels < MIN_CHANNELS]
+    if narrow:
+        found = " and ".join(f"nets.{field}={width} leaves {channels}" for field, width, channels in narrow)
+        wider = " and ".join(f"nets.{field}={width * -(-MIN_CHANNELS // count)}" for field, width, count in narrow)
+        raise UsageError(
+            f"nets.attention={short_side}: needs maps of at least {MIN_CHANNELS} channels, and {found}. "
+            f"Use {wider}, or nets.attention=0"
+        )

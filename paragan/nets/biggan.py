@@ -94,9 +94,7 @@ class BigGAN(BigGANBaseConfig):
         """Raise `UsageError` if the resolution, latent, conditioning, widths or attention do not fit `spec`."""
         check_size(spec, MIN_HALVINGS, MAX_HALVINGS)
         check_conditioning(self, spec)
-        check_attention(
-            attention_resolution(self.attention, spec), spec, self._g_channels(spec), self._d_channels(spec)
-        )
+        check_attention(self, spec, self._g_channels(spec), self._d_channels(spec))
         chunks = num_halvings(spec.size) + 1
         if self.latent % chunks:
             multiple = self.latent // chunks * chunks or chunks

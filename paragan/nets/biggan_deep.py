@@ -85,9 +85,7 @@ class BigGANDeep(AttentionConfig):
         """Raise `UsageError` if the resolution, conditioning, widths or attention do not fit `spec`."""
         check_size(spec, MIN_HALVINGS, MAX_HALVINGS)
         check_conditioning(self, spec)
-        check_attention(
-            attention_resolution(self.attention, spec), spec, self._g_channels(spec), self._d_channels(spec)[1:]
-        )
+        check_attention(self, spec, self._g_channels(spec), self._d_channels(spec)[1:])
 
     def _g_channels(self, spec: Spec) -> list[int]:
         return [self.width * multiple for multiple in G_WIDTH_MULTIPLIERS[num_halvings(spec.size)]]

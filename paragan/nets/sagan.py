@@ -66,7 +66,7 @@ class SAGAN(AttentionConfig):
         check_size(spec, MIN_HALVINGS, MAX_HALVINGS)
         check_conditioning(self, spec)
         d_widths = [channels for channels, _ in self._d_channels(spec)]
-        check_attention(attention_resolution(self.attention, spec), spec, self._g_channels(spec), d_widths)
+        check_attention(self, spec, self._g_channels(spec), d_widths)
 
     def _g_channels(self, spec: Spec) -> list[int]:
         halvings = num_halvings(spec.size)

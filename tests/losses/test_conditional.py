@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn.functional import normalize
 
-from paragan.core.errors import UsageError
+from advice import advises
 from paragan.core.rng import LaneRng
 from paragan.core.types import Batch, DiscriminatorOutput, run_discriminator
 from paragan.losses.adversarial import Adversarial
@@ -76,6 +76,10 @@ def batch(seed):
     return Batch(torch.randn(len(Y), 1, 4, 4, generator=generator), Y, LaneRng(0, 0, LANES, N))
 
 
+def logits_only_d(x, y):
+    return x.mean((1, 2, 3))
+
+
 def two_headed_d(x, y):
     """Return a discriminator with both heads."""
     flat = x.flatten(1)
@@ -106,8 +110,25 @@ def test_class_losses_of_d_and_g(name):
 @pytest.mark.parametrize("name", ["classifier", "contrastive"])
 def test_a_d_with_logits_only_raises(name):
     real, fake = batch(1), batch(2)
-    with pytest.raises(UsageError, match=f"objective.{name}: this D returns no .*objective.{name}=0"):
-        Adversarial(**{name: 1.0}).discriminator(lambda x, y: x.mean((1, 2, 3)), real, fake, 0)
+    d = logits_only_d
+    outputs = {"classifier": "class_logits=...", "contrastive": "embedding=..., proxies=..."}[name]
+    objective = Adversarial(**{name: 1.0})
+    for wrong, data in ((d, real), (two_headed_d, Batch(real.images, None, real.rng))):
+        with advises(
+            f". Use labels and a D that returns DiscriminatorOutput(logits, {outputs}), or objective.{name}=0"
+        ):
+            objective.discriminator(wrong, data, fake, 0)
+    assert objective.discriminator(two_headed_d, real, fake, 0).total.isfinite()
+    assert Adversarial(**{name: 0.0}).discriminator(d, real, fake, 0).total.isfinite()
+
+
+def test_d_has_one_head_as_advised():
+    with advises(
+        "objective.classifier=1: D has one head, and objective.contrastive=2 needs another. Set one of them to 0"
+    ):
+        Adversarial(classifier=1.0, contrastive=2.0).check()
+    Adversarial(classifier=0.0, contrastive=2.0).check()
+    Adversarial(classifier=1.0, contrastive=0.0).check()
 
 
 def test_concatenated_pass_equals_two_passes():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from advice import advises
 from paragan.core.rng import LaneRng
 from paragan.core.types import Batch
 from paragan.losses.adversarial import Adversarial
@@ -46,6 +47,13 @@ def test_flip_and_shift_follow_the_random_numbers():
 
 def difference(objective, d, real, fake):
     return objective.discriminator(d, real, fake, 0).total - Adversarial().discriminator(d, real, fake, 0).total
+
+
+def test_one_of_cr_and_bcr_is_0_as_advised():
+    with advises("objective.bcr=10: already includes objective.cr=5. Set one of them to 0"):
+        Adversarial(cr=5.0, bcr=10.0).check()
+    Adversarial(cr=0.0, bcr=10.0).check()
+    Adversarial(cr=5.0, bcr=0.0).check()
 
 
 def test_cr_uses_reals_and_bcr_also_fakes():

@@ -9,6 +9,7 @@ import torch
 
 import paragan as pg
 import tiny_run
+from advice import advises
 from paragan.comm.world import World
 from paragan.config.resolve import make_spec, resolve
 from paragan.core.errors import UsageError
@@ -95,10 +96,14 @@ def test_update_without_tracking_changes_no_state():
         assert all(torch.equal(before[name], value) for name, value in state.state_dict().items())
 
 
-def test_a_d_without_state_raises():
+def test_a_d_gets_its_state_as_advised():
     for d in (torch.nn.Linear(2, 1), lambda x, y: x):
-        with pytest.raises(UsageError, match="attach_state"):
+        with advises("D has no objective state. Use an nn.Module, and attach_state(state, d)"):
             state_of(d)
+    d = torch.nn.Linear(2, 1)
+    state = ObjectiveState(LeCamEMA(0.9), None)
+    attach_state(state, d)
+    assert state_of(d) is state
 
 
 def test_state_does_not_change_a_sequential_d():

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from paragan.core.errors import UsageError
-from paragan.nets import Spec
+from paragan.nets import SAGAN, Spec
 from paragan.nets.attention import SelfAttention, check_attention, dot_product_attention
 from paragan.nets.conditioning import LabelMap, SharedEmbedding
 from paragan.nets.discriminator_heads import ClassifierHead, ContrastiveHead, ProjectionHead, make_head
@@ -86,10 +86,10 @@ def test_attention_has_a_second_derivative(width):
 
 
 def test_attention_needs_eight_channels():
-    check_attention(16, Spec(32, 3), (4, 4, 8, 4), (8, 4, 4))
-    check_attention(0, Spec(32, 3), (1, 1, 1, 1), (1, 1, 1))
-    with pytest.raises(UsageError, match=r"nets.d_width: leaves 4 channels for attention at 8 px"):
-        check_attention(8, Spec(32, 3), (8, 8, 8, 8), (8, 4, 4))
+    check_attention(SAGAN(attention=16), Spec(32, 3), (4, 4, 8, 4), (8, 4, 4))
+    check_attention(SAGAN(attention=0), Spec(32, 3), (1, 1, 1, 1), (1, 1, 1))
+    with pytest.raises(UsageError, match=r"nets.attention=8: .*8 channels, and nets.d_width=1 leaves 4. Use"):
+        check_attention(SAGAN(attention=8, d_width=1), Spec(32, 3), (8, 8, 8, 8), (8, 4, 4))
 
 
 def test_blocks_get_their_chunk_of_z_and_the_class():

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from advice import advises
 from paragan.core.errors import UsageError
 from paragan.nets.lane_batch_norm import (
     ConditionalBatchNorm2d,
@@ -139,8 +140,10 @@ def test_moments_may_be_a_view_of_a_shared_vector():
 def test_lanes_must_divide_the_batch():
     norm = LaneBatchNorm2d(3)
     norm.lane_batch = 8
-    with pytest.raises(UsageError, match=r"lane_batch=8: does not divide a batch of 20 images. Use a batch of 16"):
-        norm(torch.randn(20, 3, 2, 2))
+    for images, advised in ((20, 16), (3, 8)):
+        with advises(f"lane_batch=8: does not divide a batch of {images} images. Use a batch of {advised}"):
+            norm(torch.randn(images, 3, 2, 2))
+        assert norm(torch.randn(advised, 3, 2, 2)).shape[0] == advised
 
 
 @pytest.mark.parametrize("layer", [LaneBatchNorm2d(3), ConditionalBatchNorm2d(3, 5)])

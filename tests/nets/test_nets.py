@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import re
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.utils.parametrize import cached
 from torch.utils.flop_counter import FlopCounterMode
 
+from advice import advises
 from paragan.core.errors import UsageError
 from paragan.core.types import DiscriminatorOutput
 from paragan.nets import DCGAN, SAGAN, SNGAN, BigGAN, BigGANDeep, ContraGAN, Nets, Spec
@@ -466,19 +468,50 @@ def test_conditionings_that_do_not_fit_raise():
 @pytest.mark.parametrize(
     ("config", "resolution", "line"),
     [
-        (BigGAN(), 256, "nets.latent=120: .*multiple of 7 at 256 px.*Use 119 or 140"),
         (ContraGAN(latent=3), 32, "nets.latent=3: .*Use 4"),
-        (SAGAN(attention=24), 64, "nets.attention=24: .*32 or 16 or 8 .*, or 0 .*Use 32"),
         (BigGAN(attention=128), 128, "nets.attention=128: .*64 or 32 or 16 or 8"),
         (BigGANDeep(attention=4), 128, "nets.attention=4: "),
-        (SAGAN(width=2), 64, "nets.width: leaves 4 channels for attention at 32 px.*at least 8.*2 times.*attention=0"),
-        (BigGAN(width=16, d_width=4), 128, "nets.d_width: leaves 4 channels"),
+        (BigGAN(width=16, d_width=4), 128, "nets.d_width=4 leaves 4. Use nets.d_width=8"),
     ],
 )
 def test_sizes_that_do_not_fit_raise(config, resolution, line):
     for check in (config.check, config.generator, config.discriminator):
         with pytest.raises(UsageError, match=line):
             check(Spec(resolution, 3))
+
+
+def test_latents_fit_as_advised():
+    with advises("nets.latent=120: must be a multiple of 7 at 256 px, one chunk for each layer. Use 119 or 140"):
+        BigGAN().check(Spec(256, 3))
+    for latent in (119, 140):
+        BigGAN(latent=latent).check(Spec(256, 3))
+
+
+def test_attention_fits_as_advised():
+    spec = Spec(64, 3)
+    with advises(
+        "nets.attention=24: must be 32 or 16 or 8 (short side of the maps, pixels) for images of 64 px, or 0 for none. "
+        "Use 32"
+    ):
+        SAGAN(attention=24).check(spec)
+    for side in (32, 16, 8, 0):
+        SAGAN(attention=side).check(spec)
+    with advises(
+        "nets.attention=32: needs maps of at least 8 channels, and nets.width=2 leaves 4 and nets.d_width=2 leaves 2. "
+        "Use nets.width=4 and nets.d_width=8, or nets.attention=0"
+    ):
+        SAGAN(width=2).check(spec)
+    SAGAN(width=4, d_width=8).check(spec)
+    SAGAN(width=2, attention=0).check(spec)
+
+
+@pytest.mark.parametrize("config", [SAGAN(width=1), SAGAN(width=32, d_width=1), BigGAN(width=1, d_width=32)])
+def test_widths_that_attention_needs_are_advised_at_once(config):
+    spec = Spec(128, 3)
+    with pytest.raises(UsageError) as caught:
+        config.check(spec)
+    wider = re.findall(r"nets\.(\w*width)=(\d+)", str(caught.value).partition("Use ")[2])
+    dataclasses.replace(config, **{field: int(width) for field, width in wider}).check(spec)
 
 
 def test_narrow_networks_without_attention():
@@ -502,6 +535,16 @@ def test_resolutions_that_do_not_fit_raise(config, wrong, right):
     for check in (config.check, config.generator, config.discriminator):
         with pytest.raises(UsageError, match=f"resolution={wrong}: .*. Use {right}"):
             check(Spec(wrong, 3))
+
+
+def test_images_are_of_a_size_as_advised():
+    with advises(
+        "data.resolution=100: 100 x 100 can be halved 2 times, to 25 x 25; these networks halve 3 to 8 times, to sides "
+        "of 4 to 32 pixels. Use 96 or 112"
+    ):
+        SAGAN().check(Spec(100, 3))
+    for resolution in (96, 112):
+        SAGAN().check(Spec(resolution, 3))
 
 
 def test_configs_are_selected_by_name_and_reject_unknown_fields():
