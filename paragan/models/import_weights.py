@@ -255,14 +255,14 @@ def _infer_embedding_length(g: _SourceNetwork, latent_chunk: int) -> int:
 def _infer_attention_resolution(g: _SourceNetwork, d: _SourceNetwork | None, resolution: int) -> int:
     """Return the resolution of attention, which our two networks share; 0 without attention."""
     in_g = [8 << block for block in g.attention_blocks]
-    in_d = in_g
+    places = f"at {' and '.join(map(str, in_g)) or 'no'} px in G"
+    if len(in_g) > 1:
+        raise UsageError(f"{g.path}: attention {places}, but ours is at one resolution: cannot be imported")
     if d:
         in_d = [max(resolution >> block + 1, 8 if resolution == 32 else 4) for block in d.attention_blocks]
-    if len(in_g) > 1 or in_d != in_g:
-        places = f"at {' and '.join(map(str, in_g)) or 'no'} px in G"
-        if d:
+        if in_d != in_g:
             places += f" and {' and '.join(map(str, in_d)) or 'no'} px in D"
-        raise UsageError(f"{g.path}: attention {places}; ours is at one resolution, the same in both. Import G alone")
+            raise UsageError(f"{d.path}: attention {places}; ours is at the same resolution in both. Import G alone")
     return in_g[0] if in_g else 0
 
 

@@ -97,7 +97,7 @@ class Model:
             UsageError: the model has a generator for each label.
         """
         if isinstance(self.sampler, PerLabelSampler):
-            raise UsageError("model.g: this model has a generator for each label. Use model.sampler.for_label(3).g")
+            raise UsageError("model.g: this model has a generator for each label. Use model.sampler.for_label(0).g")
         return self.sampler.g
 
     def to(self, device: str | torch.device) -> Model:
@@ -440,5 +440,13 @@ def parse_label(label: int | str, classes: Sequence[str]) -> int:
 def _check_index(index: int, label: str, classes: Sequence[str]) -> int:
     if 0 <= index < len(classes):
         return index
-    names = ", ".join(classes[:20])
-    raise UsageError(f"labels: there is no class {label[:40]!r}. Use 0 to {len(classes) - 1}, or a name: {names}")
+    index_prefix = ""
+    name_prefix = ""
+    if any(name.isdecimal() and int(name) < len(classes) and int(name) != i for i, name in enumerate(classes)):
+        index_prefix = "index:"
+        name_prefix = "name:"
+    names = ", ".join(f"{name_prefix}{name}" for name in classes[:20])
+    raise UsageError(
+        f"labels: there is no class {label[:40]!r}. Use {index_prefix}0 to {index_prefix}{len(classes) - 1}, "
+        f"or a name: {names}"
+    )

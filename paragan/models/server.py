@@ -12,6 +12,7 @@ the network.
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import socket
 import threading
@@ -148,7 +149,7 @@ def serve(model: Model, host: str, port: int, out: TextIO) -> None:
     reach it under a name of its own (DNS rebinding).
 
     Raises:
-        UsageError: the port is taken.
+        UsageError: the port is taken, or the host is no address of this machine.
     """
     app = create_app(model, LOOPBACK_HOSTS if host in LOOPBACK_HOSTS else None)
     from werkzeug.serving import WSGIRequestHandler, make_server
@@ -159,7 +160,12 @@ def serve(model: Model, host: str, port: int, out: TextIO) -> None:
     try:
         listener = socket.create_server((host, port))
     except OSError as error:
-        raise UsageError(f"--port {port}: not available on {host} ({error.strerror}). Use 0 for a free port") from error
+        reason = str(error.strerror).partition(" (")[0]  # Python adds the address
+        if error.errno in (errno.EADDRINUSE, errno.EACCES):
+            raise UsageError(f"--port {port}: not available on {host} ({reason}). Use 0 for a free port") from error
+        raise UsageError(
+            f"--host {host}: is no address of this machine ({reason}). Use 127.0.0.1, or 0.0.0.0 for all"
+        ) from error
     server_options: dict[str, Any] = {
         "threaded": True,
         "request_handler": TimeoutRequestHandler,

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import paragan as pg
 import tiny_run
+from advice import advises
 from paragan.cli.main import main
 from paragan.comm.world import World
 from paragan.config.resolve import make_spec, resolve
@@ -164,7 +165,7 @@ def test_numbers_from_the_command_line(points, tmp_path, capsys):
     assert "examples.mixture:Nets" in expect_usage_error(capsys, "sample", run, "--out=a.png")
     assert "--nets" in expect_usage_error(capsys, "eval", run)
     assert "Use samples.npz" in expect_usage_error(capsys, "sample", run, nets, f"--out={tmp_path}/folder")
-    with pytest.raises(UsageError, match="which files never run"):
+    with advises("trained with your own networks, which files never run. Use --nets examples.mixture:Nets"):
         load_model(run)
     assert main(["train", str(run / "run.yaml"), "-n"]) == 0
     model = load_model(run, nets="examples.mixture:Nets")
@@ -184,8 +185,10 @@ def test_reconstructions_from_the_command_line(tmp_path, capsys):
     with np.load(tmp_path / "a.npz") as samples:
         assert samples["images"].shape == (12, 8, 8, 1)
         np.testing.assert_array_equal(samples["labels"], pg.load_data("digits", resolution=8).labels[:12])
-    with pytest.raises(UsageError, match="its input is data"):
+    with advises("examples.tokenizer:Nets: its input is data. Use --data PATH (in Python, dataset=...)"):
         load_model(run, nets="examples.tokenizer:Nets")
+    dataset = pg.load_data("digits", resolution=8)
+    assert load_model(run, nets="examples.tokenizer:Nets", dataset=dataset).sample(3).shape == (3, 8, 8, 1)
 
 
 def test_a_game_for_every_label(points, tmp_path):

@@ -9,10 +9,12 @@ import pytest
 from PIL import Image
 
 import paragan
-from paragan.core.errors import UsageError
+from advice import Case, advises
 from paragan.data.dataset import load_data
-from paragan.models.model import parse_label
-from processes import TINY_RUN_ARGS, run_cli, usage_error
+from paragan.models.model import make_model_config, parse_label, save_model
+from paragan.models.sampler import LabelPrior
+from paragan.nets import DCGAN, Spec
+from processes import TINY_RUN_ARGS, run_cli
 
 NAMES = tuple(str(number) for number in range(1, 13))
 
@@ -64,17 +66,29 @@ def test_labels_of_one_reading(label, index):
     assert parse_label(label, NAMES) == index
 
 
-def test_a_str_of_two_readings_is_refused_with_both(run):
-    line = usage_error("sample", run, "--labels", "3", "--out", run / "a.png")
-    assert "could be the class named 3 (index 2) or the class of index 3 (named 4). Use name:3 or index:3" in line
-    for label in ("name:3", "index:3"):  # what the message says
-        assert run_cli("sample", run, "--labels", label, "--out", run / "a.png", "--count=1").status == 0
+def test_a_str_of_two_readings_is_refused_with_both(run, check_advice):
+    case = Case(
+        f"sample {run} --labels 3 --count=1 --out=NEW/a.png",
+        "labels=3: could be the class named 3 (index 2) or the class of index 3 (named 4). Use name:3 or index:3",
+        ("--labels=name:3", "--labels=index:3"),
+    )
+    check_advice(case)
 
 
 @pytest.mark.parametrize("label", [12, -1, "13", "index:12", "name:13", "name:x", "cat", 10**30])
-def test_missing_classes_are_refused(label):
-    with pytest.raises(UsageError, match="there is no class"):
+def test_instead_of_missing_classes_others_are_used_as_advised(label):
+    text = str(label)[:40]
+    names = ", ".join(f"name:{name}" for name in NAMES)
+    with advises(f"labels: there is no class '{text}'. Use index:0 to index:11, or a name: {names}"):
         parse_label(label, NAMES)
+    assert [parse_label(advised, NAMES) for advised in ("index:0", "index:11", *names.split(", "))] == [
+        0,
+        11,
+        *range(12),
+    ]
+    with advises(f"labels: there is no class '{text}'. Use 0 to 1, or a name: ant, bee"):
+        parse_label(label, ("ant", "bee"))
+    assert [parse_label(advised, ("ant", "bee")) for advised in (0, "1", "ant", "bee")] == [0, 1, 0, 1]
 
 
 @pytest.mark.parametrize("out", ["samples.npz", "samples"])
@@ -92,5 +106,20 @@ def test_samples_keep_the_names_of_their_classes(out, run, tmp_path):
 
 @pytest.mark.parametrize("label", [1.0, None, b"cat", np.float32(1)])
 def test_other_values_than_indices_and_names_are_refused(label):
-    with pytest.raises(UsageError, match=r"is not a class\. Use an index"):
+    with advises(f"labels: {label!r} is not a class. Use an index (int) or a name (str)"):
         parse_label(label, ("cat", "dog"))
+    assert parse_label(1, ("cat", "dog")) == parse_label("dog", ("cat", "dog")) == 1
+
+
+def test_labels_are_left_out_as_advised(run, tmp_path):
+    model = paragan.load(run)
+    with advises("labels=[]: none are given. Use labels=None to draw them as often as in the data"):
+        model.labels(3, labels=[])
+    drawn = model.labels(3, labels=None)
+    assert drawn is not None
+    nets, spec = DCGAN(width=4, latent=6), Spec(8, 1)
+    save_model(tmp_path, nets.generator(spec), None, make_model_config(nets, spec, LabelPrior(()), (), kimg=1.0))
+    unconditional = paragan.load(tmp_path)
+    with advises("labels: this model was trained without classes. Leave labels out"):
+        unconditional.sample(2, labels=[0])
+    assert unconditional.sample(2).shape == (2, 8, 8, 1)

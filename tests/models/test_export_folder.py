@@ -11,6 +11,7 @@ import torch
 import yaml
 
 import paragan
+from advice import Case, advises, case_id
 from paragan.core.errors import UsageError
 from paragan.core.jsonl import JsonlFile
 from paragan.models.model_card import make_model_card
@@ -30,6 +31,47 @@ def test_samples_depend_on_seed_and_index(small):
     assert model.to("cpu").sampler.device == torch.device("cpu")
     with pytest.raises(UsageError, match="there is no class 'dog'"):
         model.sample(1, labels=["dog"])
+
+
+@pytest.mark.parametrize("truncation", [0, 0.04, 1.5])
+def test_truncation_is_in_the_range_advised(truncation, small):
+    model = paragan.load(small)
+    with advises(f"truncation={truncation}: out of range. Use a number between 0.05 and 1 (1: no truncation)"):
+        model.sample(1, truncation=truncation)
+    for advised in (0.05, 0.5, 1):
+        assert model.sample(1, truncation=advised).shape == (1, 32, 32, 3)
+
+
+def test_a_generator_is_of_a_label_as_advised(per_label):
+    model = paragan.load(per_label)
+    with advises("model.g: this model has a generator for each label. Use model.sampler.for_label(0).g"):
+        _ = model.g
+    assert isinstance(model.sampler.for_label(0).g, torch.nn.Module)
+
+
+CASES = [
+    Case(
+        "sample NEW/nowhere --count=1 --out=NEW/a.png",
+        "NEW/nowhere: does not exist. Use a run folder of `paragan train`",
+        ("~NEW/nowhere RUN",),
+    ),
+    Case(
+        "export RUN --out=DIR/folder",
+        "--out DIR/folder: a file, or a folder with files in it. Use an empty or a new folder",
+        ("--out=NEW/empty", "--out=NEW/new"),
+    ),
+    Case(
+        "train digits -n --nets.width=4 --nets.latent=8 --lanes=2 --init-from=DIR",
+        "--init-from DIR: no model.safetensors. Use a run folder or its model folder",
+        ("--init-from=RUN", "--init-from=RUN/model"),
+    ),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=case_id)
+def test_advice_on_folders_works(case, check_advice, tmp_path):
+    (tmp_path / "empty").mkdir()
+    check_advice(case)
 
 
 def test_load_from_run_best_model_and_file(finished, tmp_path):

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 import paragan
+from advice import advises
 from models import reference_models as theirs
 from models.reference_models import ReferenceConfig
 from paragan.core.errors import UsageError
@@ -20,6 +21,7 @@ from paragan.core.schema import from_dict, to_yaml
 from paragan.models.import_weights import import_weights
 from paragan.models.layer_names import LIBRARIES, translate_names
 from paragan.models.model_files import read_consistent
+from paragan.models.read_weights import read_tensors
 from paragan.nets import Nets
 from processes import run_cli, usage_error
 
@@ -179,11 +181,16 @@ def test_unsupported_files_are_rejected_by_name(tmp_path, kind, capsys):
 def test_files_without_state_dicts(tmp_path):
     (tmp_path / "a.pth").write_bytes(b"nothing of the kind")
     (tmp_path / "b.pkl").write_bytes(pickle.dumps({"weight": Code()}))
-    torch.save([torch.ones(1)], tmp_path / "c.pth")
+    path = tmp_path / "c.pth"
+    for content, problem in (([torch.ones(1)], "it holds no named tensors"), ({"step": 3}, "step is not a tensor")):
+        torch.save(content, path)
+        with advises(f"{path}: not a state dict: {problem}. Use a file of torch.save(model.state_dict(), ...)"):
+            import_weights(path, "studiogan", tmp_path / "out")
+    torch.save(torch.nn.Linear(2, 3).state_dict(), path)
+    assert read_tensors(path).keys() == {"weight", "bias"}
     for name, message in (
         ("a.pth", "a.pth"),
         ("b.pkl", "could run code"),
-        ("c.pth", "no named"),
         ("d.pth", "not exist"),
     ):
         with pytest.raises(UsageError, match=message):
@@ -203,15 +210,38 @@ def test_a_damaged_pickle_is_one_line(tmp_path, code):
 
 def test_attention_at_different_resolutions_is_rejected(tmp_path):
     write_files(tmp_path, dataclasses.replace(STUDIO, width=8, attention=(1, 1)))
-    with pytest.raises(UsageError, match="attention at 16 px in G and 8 px in D"):
-        import_weights(tmp_path / "g.pth", "studiogan", tmp_path / "out", tmp_path / "d.pth")
+    d = tmp_path / "d.pth"
+    with advises(f"{d}: attention at 16 px in G and 8 px in D; ours is at the same resolution in both. Import G alone"):
+        import_weights(tmp_path / "g.pth", "studiogan", tmp_path / "out", d)
     assert import_weights(tmp_path / "g.pth", "studiogan", tmp_path / "out").config["net"]["attention"] == 16
+
+
+def test_attention_at_two_resolutions_is_rejected(tmp_path):
+    of = dataclasses.replace(OF, attention=(1, -1))
+    g = theirs.make_generator_state(of)
+    g |= {name.replace("blocks.1.1", "blocks.0.1"): value for name, value in g.items() if name.startswith("blocks.1.1")}
+    torch.save(g, tmp_path / "g.pth")
+    with pytest.raises(UsageError, match="attention at 8 and 16 px in G, but ours is at one resolution"):
+        import_weights(tmp_path / "g.pth", "biggan-pytorch", tmp_path / "out")
+
+
+def test_a_generator_whose_discriminator_does_not_fit_is_imported_alone(tmp_path):
+    g, d = tmp_path / "g.pth", tmp_path / "d.pth"
+    write_files(tmp_path, dataclasses.replace(KINDS["studiogan-sagan"][0], head="W/O"))
+    with advises(f"{d}: unconditional, but the generator is conditional. Import G alone"):
+        import_weights(g, "studiogan", tmp_path / "out", d)
+    write_files(tmp_path, dataclasses.replace(KINDS["studiogan-sagan"][0], head="2C"))
+    with advises(f"{d}: embeddings of 6 numbers, not 8. Import G alone"):
+        import_weights(g, "studiogan", tmp_path / "out", d)
+    assert import_weights(g, "studiogan", tmp_path / "out").spec.classes == 7
 
 
 def test_a_wrong_family_or_library_is_rejected(tmp_path):
     g, _ = write_files(tmp_path, STUDIO)
-    with pytest.raises(UsageError, match="--nets sngan: does not fit"):
-        import_weights(tmp_path / "g.pth", "studiogan", tmp_path / "out", family="sngan")
+    path = tmp_path / "g.pth"
+    with advises(f"--nets sngan: does not fit {path}, which has one class embedding for all norms. Leave --nets out"):
+        import_weights(path, "studiogan", tmp_path / "out", family="sngan")
+    assert import_weights(path, "studiogan", tmp_path / "advised").config["net"]["name"] == "biggan"
     with pytest.raises(UsageError, match="not of a known generator of BigGAN-PyTorch"):
         import_weights(tmp_path / "g.pth", "biggan-pytorch", tmp_path / "out")
     with pytest.raises(UsageError, match="2 names, but the generator has 3 classes"):
@@ -227,8 +257,17 @@ def test_batch_norm_in_d_is_rejected(tmp_path):
     write_files(tmp_path, STUDIO)
     d = {"blocks.1.0.bn1.weight": torch.ones(8), "blocks.1.0.conv2d1.weight": torch.ones(8, 8, 3, 3)}
     torch.save(d, tmp_path / "d.pth")
-    with pytest.raises(UsageError, match="batch norm in the discriminator"):
+    with advises("d.pth: batch norm in the discriminator is not supported. Import the generator alone"):
         import_weights(tmp_path / "g.pth", "studiogan", tmp_path / "out", tmp_path / "d.pth")
+    assert import_weights(tmp_path / "g.pth", "studiogan", tmp_path / "out").spec.classes == 3
+
+
+def test_a_generator_with_attention_is_of_the_family_advised(tmp_path):
+    write_files(tmp_path, KINDS["studiogan-sagan"][0])
+    path = tmp_path / "g.pth"
+    with advises(f"--nets sngan: has no attention, but {path} has. Use --nets sagan"):
+        import_weights(path, "studiogan", tmp_path / "out", family="sngan")
+    assert import_weights(path, "studiogan", tmp_path / "out", family="sagan").config["net"]["name"] == "sagan"
 
 
 def test_accumulated_statistics_are_sums_over_batches(tmp_path):

@@ -12,6 +12,7 @@ import threading
 import urllib.error
 import urllib.parse
 import urllib.request
+from importlib import metadata
 
 import imageio_ffmpeg
 import numpy as np
@@ -20,12 +21,17 @@ import torch
 from PIL import Image
 
 import paragan
+from advice import advises
 from browser import Browser
+from examples import mixture
 from paragan.core.errors import UsageError
 from paragan.models.interpolation import blended_labels, slerp
 from paragan.models.latent_walk import walk
-from paragan.models.server import create_app
+from paragan.models.model import load_model, make_model_config, save_model
+from paragan.models.sampler import LabelPrior
+from paragan.models.server import create_app, interpolate_image, sample_images, serve
 from paragan.models.video import write_video
+from paragan.nets import Spec
 from processes import run_cli, usage_error
 
 
@@ -115,12 +121,27 @@ def test_grey_and_odd_frames(tmp_path):
 
 
 def test_bad_input(small, tmp_path):
-    assert ".mp4, .gif, .webp" in usage_error("sample", small, "--video", tmp_path / "a.avi")
     assert "--seconds" in usage_error("sample", small, "--video", tmp_path / "a.gif", "--seconds=0")
     assert "a .gif shows at most 50" in usage_error("sample", small, "--video", tmp_path / "a.gif", "--fps=60")
     assert "not allowed with" in usage_error("sample", small, "--video", "a.gif", "--out", "a.png")
     with pytest.raises(UsageError, match="no class 'dog'"):
         walk(paragan.load(small), 2, 2, labels=["dog"])
+
+
+def test_videos_are_of_a_format_as_advised(tmp_path, monkeypatch):
+    frames = np.zeros((2, 64, 64, 3), np.uint8)
+    with advises(f"--video {tmp_path / 'a.avi'}: unknown format. Use .mp4, .gif, .webp"):
+        write_video(frames, tmp_path / "a.avi", 10)
+    for name in ("a.mp4", "a.gif", "a.webp"):
+        write_video(frames, tmp_path / name, 10)
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "imageio_ffmpeg", None)
+        with advises("--video: an .mp4 needs imageio-ffmpeg. Use pip install 'paragan[video]', or a .gif or .webp"):
+            write_video(frames, tmp_path / "b.mp4", 10)
+        for name in ("b.gif", "b.webp"):
+            write_video(frames, tmp_path / name, 10)
+    assert any("imageio-ffmpeg" in line and "video" in line for line in metadata.requires("paragan") or ())
+    write_video(frames, tmp_path / "b.mp4", 10)  # with the package
 
 
 def test_serve_answers_until_interrupted(small):
@@ -137,10 +158,47 @@ def test_serve_answers_until_interrupted(small):
         finally:
             process.send_signal(signal.SIGINT)
         assert process.wait(60) == 0
+
+
+def test_a_free_port_is_used_as_advised(small, monkeypatch):
+    monkeypatch.setattr("werkzeug.serving.BaseWSGIServer.serve_forever", lambda server: None)
+    model, out = paragan.load(small), io.StringIO()
     with socket.socket() as occupied:
         occupied.bind(("127.0.0.1", 0))
         occupied.listen()
-        assert "not available" in usage_error("serve", small, f"--port={occupied.getsockname()[1]}")
+        port = occupied.getsockname()[1]
+        with advises(f"--port {port}: not available on 127.0.0.1 (Address already in use). Use 0 for a free port"):
+            serve(model, "127.0.0.1", port, out)
+        serve(model, "127.0.0.1", 0, out)
+    assert f"serves {small}" in out.getvalue()
+
+
+def test_an_address_of_this_machine_is_used_as_advised(small, monkeypatch):
+    monkeypatch.setattr("werkzeug.serving.BaseWSGIServer.serve_forever", lambda server: None)
+    model, out = paragan.load(small), io.StringIO()
+    with advises(
+        "--host 192.0.2.1: is no address of this machine (Cannot assign requested address). Use 127.0.0.1, or 0.0.0.0 "
+        "for all"
+    ):
+        serve(model, "192.0.2.1", 0, out)
+    for host in ("127.0.0.1", "0.0.0.0"):
+        serve(model, host, 0, out)
+        assert f"http://{host}:" in out.getvalue()
+
+
+def test_models_of_images_are_served_as_advised(small, tmp_path):
+    nets, spec = mixture.Nets(name="examples.mixture:Nets", width=4), Spec(0, 0, 0, (2,))
+    save_model(tmp_path, nets.generator(spec), None, make_model_config(nets, spec, LabelPrior(()), (), kimg=1.0))
+    with advises("paragan serve: this model makes numbers. Use a model of images"):
+        create_app(load_model(tmp_path, nets=nets))
+    assert create_app(paragan.load(small))
+
+
+def test_a_generator_for_each_label_samples_as_advised(per_label):
+    model = paragan.load(per_label)
+    with advises("/api/interpolate: needs a model with one generator that takes latents. Use /api/sample"):
+        interpolate_image(model, {})
+    assert sample_images(model, {}).shape == (16, 8, 8, 1)
 
 
 # The page ---------------------------------------------------------------------------------------------

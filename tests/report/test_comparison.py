@@ -5,6 +5,7 @@ import re
 
 import pytest
 
+from advice import advises
 from paragan.core.errors import UsageError
 from paragan.report.comparison import MAX_RUNS, write_comparison
 from paragan.report.page import MAX_PAGE_BYTES
@@ -129,7 +130,7 @@ def test_the_maximal_number_of_runs(tmp_path):
     page = compare(tmp_path, *folders)
     assert len(page.attributes("src")) == MAX_RUNS
     assert sum("dashed" in name for name in page.attributes("class")) > 8
-    with pytest.raises(UsageError, match=r"17 RUN_DIRs: a page shows at most 16"):
+    with advises("17 RUN_DIRs: a page shows at most 16. Use fewer"):
         compare(tmp_path, *folders, make_run_dir(tmp_path / "more"))
 
 

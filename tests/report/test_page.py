@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from advice import advises
 from paragan.core.errors import UsageError
 from paragan.report.embedded_images import MAX_GRIDS, evenly_spaced, find_sample_grids, make_gallery
 from paragan.report.page import MAX_PAGE_BYTES, write_report
@@ -498,6 +499,15 @@ def test_invalid_numbers_are_left_out(fresh, line):
     (fresh / "labels" / "0000" / "run.yaml").write_text("recipe: digits\n")
     (fresh / "labels" / "0000" / "metrics.jsonl").write_text('{"value": 1, "kimg": 1}\n')
     assert "unfinished" in parse_page(fresh).words or "no ticks yet" in parse_page(fresh).words
+
+
+def test_the_record_of_a_run_is_used_as_advised(fresh, finished):
+    file = fresh / "run.yaml"
+    file.write_text("- 1")
+    with advises(f"{file}: not a run. Use the run.yaml that `paragan train` wrote"):
+        write_report(fresh)
+    file.write_text((finished / "run.yaml").read_text())
+    assert write_report(fresh).exists()
 
 
 def test_a_long_run_yaml_is_shortened(fresh):

@@ -12,8 +12,12 @@ import pytest
 import torch
 
 import paragan
+from advice import advises
 from paragan.core.jsonl import read_jsonl
+from paragan.core.rng import CPU
 from paragan.models.sampler import module_bytes
+from paragan.models.teacher import Teacher
+from paragan.nets import Spec
 from paragan.train import trainer
 from paragan.train.per_label.lease_queue import LeaseQueue
 from processes import TINY_RUN_ARGS, final_tensors, list_checkpoints, on_step, run_cli, usage_error, wait_until
@@ -354,7 +358,10 @@ def test_same_command_resumes_after_a_label_is_replaced(tmp_path):
 def test_removed_model_files_are_restored(done, tmp_path):
     folder = shutil.copytree(done, tmp_path / "run")
     shutil.rmtree(folder / "model" / "0001")
+    with advises(f"{folder}: no generator yet for label 1 (1). Resume that run first"):
+        Teacher.load(folder, Spec(8, 1, 10), 8, [str(number) for number in LABELS], CPU)
     trained(folder)
+    assert Teacher.load(folder, Spec(8, 1, 10), 8, [str(number) for number in LABELS], CPU)
     assert (folder / "model" / "0001" / "model.safetensors").exists()
 
 
