@@ -11,6 +11,7 @@ Under torchrun or srun every process runs the same script.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 from collections.abc import Iterator
@@ -388,7 +389,8 @@ class ScalingManager:
             networks = Networks(gan.generator, gan.discriminator, latent, gan.conditioning_input, is_user_defined=True)
             networks = to_device(self.run.device, networks, self.world.device)
             self._broadcast_weights(networks)
-            self._session = build_session(self.run, self.world, self.dataset, networks)
+            with _restore_trainable_on_error(gan):
+                self._session = build_session(self.run, self.world, self.dataset, networks)
             self._estimator = gan
         elif gan is not self._estimator:
             raise UsageError("ScalingManager: already trains another Estimator. Use a ScalingManager for each")
@@ -400,6 +402,18 @@ class ScalingManager:
             for net in (networks.g, networks.d):
                 for tensor in (*net.parameters(), *net.buffers()):
                     tensor.copy_(broadcast_bits(self.world.all_ranks, tensor, self.world.is_main))
+
+
+@contextlib.contextmanager
+def _restore_trainable_on_error(gan: Estimator) -> Iterator[None]:
+    """Leave the networks trainable after a UsageError, so that they can be trained once the mistake is corrected."""
+    parameters = [p for net in (gan.generator, gan.discriminator) for p in net.parameters() if p.requires_grad]
+    try:
+        yield
+    except UsageError:
+        for p in parameters:
+            p.requires_grad_(True)
+        raise
 
 
 @config_class

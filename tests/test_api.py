@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,10 @@ from torch import nn
 
 import paragan as pg
 import tiny_run
+from advice import advises
 from paragan.api import build_scaled_run
+from paragan.core.schema import get_field, replace_fields
+from paragan.plan.tune.layout_tuner import options_for
 from processes import wait_until
 
 
@@ -157,23 +162,60 @@ def untyped(value: Any) -> Any:
 @pytest.mark.parametrize(
     ("mistake", "message"),
     [
-        (lambda: pg.Estimator(object(), PlainD()), "generator: is neither"),
         (lambda: pg.Estimator(nn.Identity(), PlainD()), "no parameters"),
         (lambda: pg.ScalingManager(config(), bs=30, num_workers=8), "does not divide"),
         (lambda: pg.ScalingManager(config(), bs=0, num_workers=8), "bs=0: .* equal to 1"),
         (lambda: pg.ScalingManager(config(), bs=untyped(64.5), num_workers=8), "bs=64.5: .* integer"),
         (lambda: pg.ScalingManager(config(), bs=untyped(None), num_workers=8), "bs=None: .* integer"),
         (lambda: pg.ScalingManager(config(), bs=64, num_workers=untyped(float("nan"))), "num_workers=nan"),
-        (lambda: pg.ScalingManager(untyped({"data": "digits"}), bs=64, num_workers=8), "config: is of type dict"),
-        (lambda: pg.ScalingManager(config(), bs=64, num_workers=8, dataset=untyped([1])), "dataset: is of type list"),
-        (lambda: pg.ScalingManager(config(), bs=8, num_workers=8).train(untyped(None)), "gan: is of type NoneType"),
-        (lambda: pg.ScalingManager(config(), bs=8, num_workers=8).profile(untyped(PlainD())), "gan: is of type PlainD"),
-        (lambda: pg.ScalingManager(config(), bs=8, num_workers=8).eval(), "nothing was trained"),
     ],
 )
 def test_mistakes_raise_clear_errors(mistake, message):
     with pytest.raises(pg.UsageError, match=message):
         mistake()
+
+
+def test_values_of_another_type_are_refused_and_those_of_the_advice_accepted():
+    with advises("config: is of type dict. Use paragan.Config(...)"):
+        pg.ScalingManager(untyped({"data": "digits"}), bs=32, num_workers=4)
+    images = np.zeros((64, 8, 8, 1), np.uint8)
+    with advises("dataset: is of type ndarray. Use what paragan.from_arrays(x, labels) returns"):
+        pg.ScalingManager(config(), bs=32, num_workers=4, dataset=untyped(images))
+    with advises("generator: is neither an nn.Module nor an object with model_fn. Use a torch.nn.Module"):
+        pg.Estimator(object(), PlainD())
+    dataset = pg.from_arrays(images, np.arange(64) % 2)
+    with pg.ScalingManager(config(latent=8), bs=32, num_workers=4, dataset=dataset) as scale_mgr:
+        for network in (None, PlainD()):
+            for use in (scale_mgr.train, scale_mgr.profile):
+                with advises(f"gan: is of type {type(network).__name__}. Use paragan.Estimator(generator, discrim"):
+                    use(untyped(network))
+        assert scale_mgr.train(pg.Estimator(PlainG(), PlainD()))["Progress/step"] == 1
+
+
+def test_scores_and_networks_follow_the_advice_on_their_order():
+    gan, other = pg.Estimator(PlainG(), PlainD()), pg.Estimator(PlainG(), PlainD())
+    with make_manager() as scale_mgr, make_manager() as other_mgr:
+        with advises("eval: nothing was trained yet. Call train first"):
+            scale_mgr.eval("fd")
+        scale_mgr.train(gan)
+        assert scale_mgr.eval("fd").value > 0
+        with advises("already trains another Estimator. Use a ScalingManager for each"):
+            scale_mgr.train(other)
+        assert other_mgr.train(other)["Progress/step"] == 1
+
+
+def test_measured_settings_are_set_as_advised():
+    """The fields are those that `paragan plan --tune` decides, each with its last choice."""
+    with advises('device.tune="measured": only for `paragan train`. Set the fields that `paragan plan --tune` prints'):
+        make_manager(device=pg.DeviceOptions(tune="measured"))
+    with make_manager() as scale_mgr:
+        options = options_for(scale_mgr.run, torch.device("cpu"))
+    settings = {field: value for option in options for field, value in option.choices[-1].items()}
+    device = {name: value for name, value in settings.items() if name.startswith("device.")}
+    assert device
+    cfg = replace_fields(config(latent=8), device)
+    with pg.ScalingManager(cfg, bs=32, num_workers=4) as scale_mgr:
+        assert all(get_field(scale_mgr.run, name) == value for name, value in device.items())
 
 
 @pytest.mark.parametrize(
@@ -250,34 +292,62 @@ class WrongD(PlainD):
         return super().forward(x, y).mean()
 
 
-class NoRunningStats(PlainG):
+class WithNorm(PlainG):
+    def __init__(self, **arguments: Any):
+        super().__init__()
+        self.norm = nn.BatchNorm2d(1, **arguments)
+
+
+class WithLayer(PlainD):
+    def __init__(self, layer: nn.Module):
+        super().__init__()
+        self.layer = layer
+
+
+SHARED = nn.Linear(8, 64)
+
+
+class WithSharedLayer(PlainG):
     def __init__(self):
         super().__init__()
-        self.norm = nn.BatchNorm2d(1, track_running_stats=False)
+        self.net = SHARED
 
 
-@pytest.mark.parametrize(
-    ("g", "d", "message"),
-    [
-        (WrongG, PlainD, "generator: returned"),
-        (PlainG, WrongD, "Return logits of"),
-        (NoRunningStats, PlainD, "track_running_stats"),
-    ],
-)
-def test_invalid_networks_are_rejected_before_training(g, d, message):
-    scale_mgr = make_manager()
-    with pytest.raises(pg.UsageError, match=message):
-        scale_mgr.train(pg.Estimator(g(), d()))
-    scale_mgr.close()
+REFUSED_NETS = {  # name -> G and D, the advice, G and D as advised
+    "shape of images": (
+        (WrongG, PlainD),
+        advises("generator: returned [8, 64] for 8 latents. Return [8, 1, 8, 8]"),
+        (PlainG, PlainD),
+    ),
+    "one logit": (
+        (PlainG, WrongD),
+        advises("discriminator: returned [] for 8 images. Return logits of [8]"),
+        (PlainG, PlainD),
+    ),
+    "no statistics": (
+        (lambda: WithNorm(track_running_stats=False), PlainD),
+        advises("Use track_running_stats=True"),
+        (lambda: WithNorm(track_running_stats=True), PlainD),
+    ),
+    "shared layer": (
+        (WithSharedLayer, lambda: WithLayer(SHARED)),
+        advises("Copy the shared layers"),
+        (WithSharedLayer, lambda: WithLayer(copy.deepcopy(SHARED))),
+    ),
+}
 
 
-def test_a_shared_layer_is_rejected():
-    g, d = PlainG(), PlainD()
-    d.shared = g.net
-    scale_mgr = make_manager()
-    with pytest.raises(pg.UsageError, match="share"):
-        scale_mgr.train(pg.Estimator(g, d))
-    scale_mgr.close()
+@pytest.mark.parametrize("case", REFUSED_NETS)
+def test_networks_that_are_refused_are_trained_as_advised(case):
+    refused, refusal, advised = REFUSED_NETS[case]
+    with make_manager() as scale_mgr:
+        with refusal:
+            scale_mgr.train(make_estimator(*refused))
+        assert scale_mgr.train(make_estimator(*advised))["Progress/step"] == 1
+
+
+def make_estimator(make_g: Callable[[], nn.Module], make_d: Callable[[], nn.Module]) -> pg.Estimator:
+    return pg.Estimator(make_g(), make_d())
 
 
 def test_scoring_restores_every_buffer():

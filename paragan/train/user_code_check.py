@@ -127,7 +127,9 @@ def _check_shapes(game: Game, fakes: Batch, conditioning: str) -> None:
         d_output = run_discriminator(game.d.net, images, fakes.labels)
     logits = d_output.logits
     if not isinstance(logits, Tensor) or list(logits.shape) != [count]:
-        raise UsageError(f"discriminator: returned {_describe_shape(logits)} for {count} images. Return [{count}]")
+        raise UsageError(
+            f"discriminator: returned {_describe_shape(logits)} for {count} images. Return logits of [{count}]"
+        )
     require_outputs(conditioning, d_output, fakes.labels)
 
 

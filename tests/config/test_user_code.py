@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 
 import paragan as pg
 import tiny_run
-from advice import advises
+from advice import Case, advises, case_id
 from paragan.cli.main import main
 from paragan.comm.world import World
 from paragan.config.resolve import make_spec, resolve
@@ -458,18 +459,9 @@ class Long(D):
 
 
 INVALID_NETS = {
-    "a shape": (lambda: G(size=3), D, ["returned [8, 3] for 8 latents", "[8, 2]"]),
-    "logits": (G, Long, ["discriminator: returned [7] for 8"]),
     "no parameters": (G, lambda: nn.Flatten(), ["no parameters"]),
-    "lazy": (lambda: G(nn.LazyLinear(8)), D, ["no shape before its first pass"]),
-    "other memory": (lambda: G(Moves()), D, ["weight of G: gets other memory"]),
-    "late": (lambda: G(Grows()), D, ["late of G: is created in a forward pass"]),
-    "coupled": (G, lambda: D(Spread()), ["net.2 of D: couples", "--device.lanes_per_pass=1"]),
-    "running": (lambda: G(Counts()), D, ["net.2.mean of G: changes", "--device.lanes_per_pass=1"]),
     "not finite": (G, lambda: D(Undefined()), ["the loss of D is nan"]),
     "other random numbers": (lambda: G(Numpy()), D, ["net.2 of G: returns something else in every pass", "torch.rand"]),
-    "extra state": (lambda: G(Extra()), D, ["net.2._extra_state: is extra state (dict)", "a buffer"]),
-    "expanded": (lambda: G(Expanded()), D, ["gain: was made with expand", "clone()"]),
     "its own error": (lambda: G(Breaks()), D, ["KeyError", "no such thing"]),
     "its own end": (lambda: G(Leaves()), D, ["SystemExit"]),
     "labels wanted": (Labelled, D, ["labels that are None"]),
@@ -486,10 +478,17 @@ def test_untrainable_networks_raise_usage_errors(case):
         assert word in str(raised.value)
 
 
-@pytest.mark.parametrize("make_d", [lambda: D(Spread())], ids=["coupled"])
-def test_coupled_networks_are_trained_lane_by_lane(make_d):
-    with manager(merge=1) as scale_mgr:
-        scale_mgr.train(pg.Estimator(G(), make_d()))
+class RenamedNorm(nn.BatchNorm1d):
+    """A subclass, which cannot be normalised lane by lane in a merged pass."""
+
+
+class Double(G):
+    def __init__(self):
+        super().__init__()
+        self.double()
+
+    def forward(self, z: Tensor, y: Tensor | None) -> Tensor:
+        return self.net(z.double()).float()
 
 
 class Replaces(Counts):
@@ -500,14 +499,140 @@ class Replaces(Counts):
         return x
 
 
-def test_passes_that_replace_a_buffer_are_played_and_not_recorded():
-    with manager(merge=1) as scale_mgr:
-        scale_mgr.train(pg.Estimator(G(), D(Replaces())))
-    with (
-        manager(merge=1, graph=True) as scale_mgr,
-        pytest.raises(UsageError, match=r"capture_passes=true: .*mean of D. Write into"),
-    ):
-        scale_mgr.train(pg.Estimator(G(), D(Replaces())))
+class Writes(Counts):
+    def forward(self, x: Tensor) -> Tensor:
+        self.mean.mul_(0.9)
+        return x
+
+
+class Keeps(Moves):
+    """Changes its weight in place."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.weight.clamp_(0.5, 2)
+        return x * self.weight
+
+
+def expanded_clone() -> nn.Module:
+    layer = Expanded()
+    layer.gain = nn.Parameter(torch.ones(1).expand(8).clone())
+    return layer
+
+
+LANE_BY_LANE = {"lanes_per_pass": 1}
+CAPTURE = {"capture_passes": True, "lanes_per_pass": 1}
+SENT_AS_INT8 = from_dict(Run, {"strategy": {"name": "sync", "wire": "int8"}}).strategy
+Trial = tuple[Callable[[], nn.Module], Callable[[], nn.Module], dict[str, Any]]  # G, D, settings
+REFUSED_NETS: dict[str, tuple[Trial, Any, list[Trial]]] = {  # what is refused, the advice, what it advises
+    "shape": (
+        (lambda: G(size=3), D, {}),
+        advises("generator: returned [8, 3] for 8 latents. Return [8, 2]"),
+        [(G, D, {})],
+    ),
+    "logits": ((G, Long, {}), advises("discriminator: returned [7] for 8 images. Return logits of [8]"), [(G, D, {})]),
+    "lazy": (
+        (lambda: G(nn.LazyLinear(8)), D, {}),
+        advises("Give its layer its sizes, and use no nn.Lazy... layer"),
+        [(lambda: G(nn.Linear(8, 8)), D, {})],
+    ),
+    "expand": (
+        (lambda: G(Expanded()), D, {}),
+        advises("gain: was made with expand, its numbers share memory and cannot be set. Use clone()"),
+        [(lambda: G(expanded_clone()), D, {})],
+    ),
+    "extra state": (
+        (lambda: G(Extra()), D, {}),
+        advises(
+            "_extra_state: is extra state (dict), and files hold only tensors. Use a buffer instead of get_extra_state"
+        ),
+        [(lambda: G(Writes()), D, {})],
+    ),
+    "other memory": (
+        (lambda: G(Moves()), D, {}),
+        advises(
+            "weight of G: gets other memory in a forward pass, so it would not be trained. Create parameters in "
+            "__init__, and change them in place"
+        ),
+        [(lambda: G(Keeps()), D, {})],
+    ),
+    "late": (
+        (lambda: G(Grows()), D, {}),
+        advises("late of G: is created in a forward pass, so it would not be trained. Create parameters in __init__"),
+        [(lambda: G(Keeps()), D, {})],
+    ),
+    "coupled": (
+        (G, lambda: D(Spread()), {}),
+        advises(
+            "net.2 of D: couples the images of a pass in a way that lanes cannot see. "
+            "Use --device.lanes_per_pass=1 (lane by lane)"
+        ),
+        [(G, lambda: D(Spread()), LANE_BY_LANE)],
+    ),
+    "running": (
+        (lambda: G(Counts()), D, {}),
+        advises(
+            "net.2.mean of G: changes in a forward pass, in a way that lanes cannot see. "
+            "Use --device.lanes_per_pass=1 (lane by lane)"
+        ),
+        [(lambda: G(Counts()), D, LANE_BY_LANE)],
+    ),
+    "norm": (
+        (lambda: G(RenamedNorm(8)), D, {}),
+        advises(
+            "net.2: normalises over the batch in a way that lanes cannot see. "
+            "Use --device.lanes_per_pass=1 (lane by lane)"
+        ),
+        [(lambda: G(RenamedNorm(8)), D, LANE_BY_LANE)],
+    ),
+    "dtypes": (
+        (lambda: G(nn.Linear(8, 8).double()), D, {}),
+        advises("has parameters of several dtypes or devices. Use one dtype and one device"),
+        [(lambda: G(nn.Linear(8, 8)), D, {}), (Double, D, {})],
+    ),
+    "wire": (
+        (Double, D, {"strategy": SENT_AS_INT8}),
+        advises("--strategy.wire=int8: G has float64 parameters. Use --strategy.wire=exact"),
+        [(Double, D, {})],
+    ),
+    "capture, own objective": (
+        (G, ImageEmbeddingD, CAPTURE | {"objective": Matching()}),
+        advises("device.capture_passes=true: records the passes of built-in objectives only. Leave it out"),
+        [(G, ImageEmbeddingD, {"objective": Matching()})],
+    ),
+    "capture, dropout": (
+        (lambda: G(nn.Dropout()), D, CAPTURE),
+        advises("device.capture_passes=true: would record the random numbers that these networks draw. Leave it out"),
+        [(lambda: G(nn.Dropout()), D, {})],
+    ),
+    "capture, buffer": (
+        (G, lambda: D(Replaces()), CAPTURE),
+        advises("a forward pass replaces layers.net.2.mean of D. Write into it (add_), or leave it out"),
+        [(G, lambda: D(Writes()), CAPTURE), (G, lambda: D(Replaces()), {})],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED_NETS)
+def test_networks_that_are_refused_are_trained_as_advised(case):
+    refused, refusal, advised = REFUSED_NETS[case]
+    with refusal:
+        start(*refused)
+    for trial in advised:
+        start(*trial)
+
+
+def start(make_g: Callable[[], nn.Module], make_d: Callable[[], nn.Module], settings: dict[str, Any]) -> None:
+    """Train for a round, but where passes are captured, which takes long to compile."""
+    device_fields = {field.name for field in dataclasses.fields(pg.DeviceOptions)}
+    device = {name: value for name, value in settings.items() if name in device_fields}
+    fields = {name: value for name, value in settings.items() if name not in device_fields}
+    with manager(device.get("lanes_per_pass", 0), device.get("capture_passes", False), **fields) as scale_mgr:
+        gan = pg.Estimator(make_g(), make_d())
+        if device.get("capture_passes"):
+            assert scale_mgr._get_session(gan)
+        else:
+            assert scale_mgr.train(gan)["Progress/step"] == 1
 
 
 class NoScalar(Matching):
@@ -538,6 +663,11 @@ class Sum(Matching):
         return pg.Loss(-d(fake.images, None).logits.sum())
 
 
+class Mean(Matching):
+    def generator(self, d, fake, real, step):
+        return pg.Loss(-d(fake.images, None).logits.mean())
+
+
 class BatchStatistic(Matching):
     """Feature matching by means over the batch."""
 
@@ -545,26 +675,63 @@ class BatchStatistic(Matching):
         return pg.Loss((fake.images.mean(0) - real.images.mean(0)).square().mean())
 
 
+def estimator() -> pg.Estimator:
+    return pg.Estimator(G(), ImageEmbeddingD())
+
+
 @pytest.mark.parametrize(
-    ("objective", "name"),
-    [(RelativisticAverage(), "D"), (Sum(), "G"), (BatchStatistic(), "G")],
+    ("objective", "name", "means"),
+    [
+        (RelativisticAverage(), "gradient of D", Matching()),
+        (Sum(), "loss of G", Mean()),
+        (BatchStatistic(), "loss of G", Matching()),
+    ],
     ids=["relativistic average", "sum", "feature matching"],
 )
-def test_objectives_that_couple_lanes_raise_usage_errors(objective, name):
-    with manager(objective=objective) as scale_mgr, pytest.raises(UsageError, match=f"of {name} is not the mean"):
-        scale_mgr.train(pg.Estimator(G(), ImageEmbeddingD()))
-    with manager(merge=1, objective=objective) as scale_mgr:  # what the message says
-        scale_mgr.train(pg.Estimator(G(), ImageEmbeddingD()))
-
-
-def test_invalid_objectives_raise_usage_errors():
-    for objective, word in (
-        (NoScalar(), r"a Loss of a tensor \[8\] .*of a scalar"),
-        (NoGradient(), "none of its parameters"),
-        (Shows(), r"Loss.parts\['G/distance'\]: must be a scalar tensor, got float"),
+def test_objectives_that_couple_lanes_are_trained_as_advised(objective, name, means):
+    with (
+        manager(objective=objective) as scale_mgr,
+        advises(
+            f"objective: the {name} is not the mean of those of its lanes, so n ranks would train otherwise than one "
+            "(it is a sum, or has a statistic over the batch). Use means over images, or --device.lanes_per_pass=1 "
+            "(lane by lane)"
+        ),
     ):
-        with manager(objective=objective) as scale_mgr, pytest.raises(UsageError, match=word):
-            scale_mgr.train(pg.Estimator(G(), ImageEmbeddingD()))
+        scale_mgr.train(estimator())
+    for advised in (manager(merge=1, objective=objective), manager(objective=means)):
+        with advised as scale_mgr:
+            assert scale_mgr.train(estimator())["Progress/step"] == 1
+
+
+class Parts(Matching):
+    def generator(self, d, fake, real, step):
+        logits = d(fake.images, None).logits
+        return pg.Loss(logits.mean(), {"G/distance": logits.detach().mean()})
+
+
+def test_an_objective_without_a_gradient_is_refused():
+    with manager(objective=NoGradient()) as scale_mgr, pytest.raises(UsageError, match="none of its parameters"):
+        scale_mgr.train(pg.Estimator(G(), ImageEmbeddingD()))
+
+
+@pytest.mark.parametrize(
+    ("objective", "refusal", "advised"),
+    [
+        (NoScalar(), advises("a Loss of a tensor [8] for G. Return a paragan.Loss of a scalar"), Matching()),
+        (
+            Shows(),
+            advises("Loss.parts['G/distance']: must be a scalar tensor, got float. Use x.detach().mean()"),
+            Parts(),
+        ),
+    ],
+    ids=["no scalar", "parts"],
+)
+def test_objectives_that_are_refused_are_trained_as_advised(objective, refusal, advised):
+    gan = pg.Estimator(G(), ImageEmbeddingD())
+    with manager(objective=objective) as scale_mgr, refusal:
+        scale_mgr.train(gan)
+    with manager(objective=advised) as scale_mgr:
+        assert scale_mgr.train(gan)["Progress/step"] == 1
 
 
 def test_errors_in_user_code_are_one_line(points, tmp_path, monkeypatch, capsys):
@@ -574,13 +741,10 @@ def test_errors_in_user_code_are_one_line(points, tmp_path, monkeypatch, capsys)
         "@config_class\nclass Odd:\n    name: str = 'odd'\n"
         "    def generator(self, spec): return nn.Linear(1, 1)\n"
         "    discriminator = generator\n"
-        "@config_class\nclass NoModules(Odd):\n    latent: int = 4\n"
-        "    def generator(self, spec): return lambda z, y: z\n"
     )
     monkeypatch.chdir(tmp_path)
     base = ("train", "custom", f"--data={points}", "--run-dir=run")
     assert "latent: is missing" in expect_usage_error(capsys, *base, "--nets=mine:Odd")
-    assert "Return an nn.Module" in expect_usage_error(capsys, *base, "--nets=mine:NoModules")
     assert "has no generator, discriminator" in expect_usage_error(capsys, *base, "--nets=examples.own_wire:Ternary")
     assert "makes images" in expect_usage_error(capsys, *base)
     assert "second_order" in expect_usage_error(capsys, *base, "--objective=examples.mixture:Nets")
@@ -589,11 +753,61 @@ def test_errors_in_user_code_are_one_line(points, tmp_path, monkeypatch, capsys)
     assert "objective.augment=ada: transforms images" in expect_usage_error(capsys, *numbers, "--objective.augment=ada")
     assert "Use objective.cr=0" in expect_usage_error(capsys, *numbers, "--objective.cr=1")
     assert "data.resolution" in expect_usage_error(capsys, *base, "--nets=examples.mixture:Nets", "--data.resolution=8")
-    assert "g_batch" in expect_usage_error(
-        capsys, "train", "custom", "--data=digits", "--nets=examples.tokenizer:Nets", "--run-dir=run",
-        "--objective=examples.tokenizer:Objective", "--g_batch=256",
-    )  # fmt: skip
     assert not Path("run").exists()
+
+
+OWN_NETS = """
+from examples.mixture import Nets
+from paragan.core.schema import config_class
+
+@config_class
+class NoModules(Nets):
+    def generator(self, spec): return super().generator(spec).forward
+
+@config_class
+class Modules(Nets):
+    def generator(self, spec): return super().generator(spec)
+
+class LongD(nn.Linear):
+    def forward(self, x, y): return super().forward(x)[1:, 0]
+
+class OneLogitD(nn.Linear):
+    def forward(self, x, y): return super().forward(x)[:, 0]
+
+@config_class
+class LongLogits(Modules):
+    def discriminator(self, spec): return LongD(2, 1)
+
+@config_class
+class Logits(Modules):
+    def discriminator(self, spec): return OneLogitD(2, 1)
+"""
+TOKENIZER = "train custom -n --data=digits --nets=examples.tokenizer:Nets --objective=examples.tokenizer:Objective"
+COMMAND_CASES = [
+    Case(f"{TOKENIZER} --g_batch=256", "G is given the images of the batch. Leave --g_batch out", ("~g_batch",)),
+    Case(
+        "train custom -n --data=POINTS --nets=own:NoModules",
+        "own:NoModules.generator: returned method. Return an nn.Module",
+        ("~nets --nets=own:Modules",),
+    ),
+    Case(
+        "train custom -n --batch=16 --lanes=4 --data=POINTS --nets=own:LongLogits",
+        "discriminator: returned [7] for 8 images. Return logits of [8]",
+        ("~nets --nets=own:Logits",),
+    ),
+    Case(
+        "train custom -n --data=POINTS --nets=examples.mixture:Nets --evaluation.features=resnet20",
+        "evaluation.features=resnet20: needs images, and the data are arrays. Use values",
+        ("--evaluation.features=values",),
+    ),
+]
+
+
+@pytest.mark.parametrize("case", COMMAND_CASES, ids=case_id)
+def test_advice_on_own_networks_and_data_works(case, check_advice, points, tmp_path, monkeypatch):
+    (tmp_path / "own.py").write_text(OWN_NETS)
+    monkeypatch.chdir(tmp_path)
+    check_advice(case._replace(arguments=case.arguments.replace("POINTS", str(points))))
 
 
 def test_invalid_arrays_raise_usage_errors(tmp_path):
