@@ -7,10 +7,12 @@ import socket
 import pytest
 
 import tiny_run
-from paragan.comm.launch_info import UNREAD_LAUNCHERS, UNREAD_LOCAL, LaunchInfo, _first_host
+from advice import advises
+from paragan.comm.launch_info import UNREAD_LAUNCHERS, UNREAD_LOCAL, LaunchInfo, _first_host, master_address
 from paragan.comm.process_group import CommunicationError
 from paragan.comm.rendezvous import rendezvous
 from paragan.core.errors import UsageError
+from paragan.train import local_launcher
 from paragan.train.rank_agreement import check_same_config
 from processes import free_port
 
@@ -43,9 +45,15 @@ def test_torchrun_precedes_slurm():
 
 @pytest.mark.parametrize(("rank", "size"), [*UNREAD_LAUNCHERS, UNREAD_LOCAL])
 def test_launchers_that_are_not_read_are_refused(rank, size):
-    with pytest.raises(UsageError, match=f"{size}=4: its launcher is not read.* Set RANK, WORLD_SIZE") as refusal:
+    with advises(
+        f"{size}=4: its launcher is not read, and each of the 4 processes would train the same run. Set RANK, "
+        "WORLD_SIZE, MASTER_ADDR and MASTER_PORT from it, or start with torchrun, srun or --ranks N"
+    ) as refusal:
         LaunchInfo.from_environment({rank: "1", size: "4"})
     assert not refusal.value.same_on_all_ranks
+    from_it = {rank: "1", size: "4", "RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "node1", "MASTER_PORT": "4000"}
+    assert LaunchInfo.from_environment(from_it) == LaunchInfo(1, 4)
+    assert master_address(from_it) == ("node1", 4000)
     with pytest.raises(UsageError, match=f"{size}=4"):  # mpirun starts one daemon a host with srun
         LaunchInfo.from_environment({rank: "1", size: "4", "SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "0"})
     assert LaunchInfo.from_environment({rank: "0", size: "1"}) == LaunchInfo()
@@ -128,22 +136,78 @@ def test_port_in_use_is_named():
             rendezvous(LaunchInfo(0, 2), {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}, 1.0)
 
 
+def test_one_variable_of_two_is_completed_or_removed_as_advised():
+    for env in ({"RANK": "0"}, {"WORLD_SIZE": "2"}):
+        with advises("RANK, WORLD_SIZE: only one of them is set. Set both, as torchrun does, or neither"):
+            LaunchInfo.from_environment(env)
+        assert LaunchInfo.from_environment({"RANK": "0", "WORLD_SIZE": "2"} | env) == LaunchInfo(0, 2)
+    assert LaunchInfo.from_environment({}) == LaunchInfo()
+
+
+def test_every_advised_launcher_sets_the_address(monkeypatch):
+    with advises("MASTER_ADDR: is not set. Start with torchrun, srun or --ranks N"):
+        master_address({"RANK": "0", "WORLD_SIZE": "2"})
+    assert master_address({"MASTER_ADDR": "node1", "MASTER_PORT": "4000"}) == ("node1", 4000)  # torchrun
+    assert master_address({"SLURM_STEP_NODELIST": "gpu[03-07]", "SLURM_JOB_ID": "10007"}) == ("gpu03", 29507)  # srun
+    environments = []
+    monkeypatch.setattr(local_launcher.subprocess, "Popen", lambda command, env, **rest: environments.append(env))
+    local_launcher._start_rank(1, 2, 4000, ["train"], 0)  # --ranks 2
+    assert LaunchInfo.from_environment(environments[0]) == LaunchInfo(1, 2, 1, 2)
+    assert master_address(environments[0]) == ("127.0.0.1", 4000)
+
+
+def local_env(port: int) -> dict[str, str]:
+    return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+
+
+def test_a_port_of_another_program_is_changed_as_advised():
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        port = mute.getsockname()[1]
+        with advises(
+            f"a process listens at 127.0.0.1:{port} (MASTER_ADDR:MASTER_PORT), but does not answer as rank 0 does, "
+            "says rank 1. Use another MASTER_PORT",
+            CommunicationError,
+        ):
+            rendezvous(LaunchInfo(1, 2), local_env(port), 0.2)
+    assert_ranks_meet(free_port())
+
+
+def test_a_port_of_another_run_is_changed_as_advised():
+    port = free_port()
+    of_three = rendezvous(LaunchInfo(0, 3), local_env(port), 10)
+    with advises(
+        f"127.0.0.1:{port} (MASTER_ADDR:MASTER_PORT) belongs to a run of 3 ranks, and this is rank 1 of 2. "
+        "Use another MASTER_PORT",
+        CommunicationError,
+    ):
+        rendezvous(LaunchInfo(1, 2), local_env(port), 10)
+    assert_ranks_meet(free_port())
+    del of_three
+
+
+def assert_ranks_meet(port: int) -> None:
+    store, _ = rendezvous(LaunchInfo(0, 2), local_env(port), 10)
+    other_store, _ = rendezvous(LaunchInfo(1, 2), local_env(port), 10)
+    store.set("from", "rank 0")
+    assert other_store.get("from") == b"rank 0"
+
+
 @pytest.mark.parametrize("port", ["0", "65536", "http"])
 def test_invalid_port_is_rejected(port):
     with pytest.raises(UsageError, match="MASTER_PORT"):
         rendezvous(LaunchInfo(0, 2), {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}, 1.0)
 
 
-def test_differences_of_the_run_name_all_ranks(pool):
+def test_ranks_agree_once_they_are_started_as_advised(pool):
     def job(world):
         wire = {0: "int8", 1: "int4", 2: "int8"}[world.rank]
         run = tiny_run.make_run(
             f"strategy.wire={wire}", f"batch={32 if world.rank == 2 else 16}", f"kimg={1 + world.rank}"
         )
-        try:
+        with advises("Use the same command on all") as refusal:
             check_same_config(run, world)
-        except UsageError as error:
-            return str(error)
+        check_same_config(tiny_run.make_run("strategy.wire=int8"), world)
+        return str(refusal.value)
 
     messages = pool(3, job)
     assert len(set(messages)) == 1

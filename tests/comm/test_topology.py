@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from advice import advises
 from paragan.comm.topology import (
     BUILTIN_TOPOLOGIES,
     Complete,
@@ -119,15 +120,35 @@ def test_random_graphs_differ_from_step_to_step_and_follow_the_seed():
 
 
 @pytest.mark.parametrize(
-    ("topology", "size", "message"),
+    ("topology", "size", "refusal"),
     [
-        (Hypercube(), 6, "topology=hypercube on 6 ranks: it needs .* power of two. Use ring, torus, exp"),
-        (Torus(), 7, "topology=torus on 7 ranks: it needs .* not prime. Use ring, exp"),
+        (
+            Hypercube(),
+            6,
+            advises(
+                "strategy.topology=hypercube on 6 ranks: it needs a number of ranks that is a power of two. "
+                "Use ring, torus, exponential, one-peer, complete, star, matching, random-ring"
+            ),
+        ),
+        (
+            Torus(),
+            7,
+            advises(
+                "strategy.topology=torus on 7 ranks: it needs a number of ranks that is not prime. "
+                "Use ring, exponential, one-peer, complete, star, matching, random-ring"
+            ),
+        ),
     ],
 )
-def test_error_names_usable_topologies(topology, size, message):
-    with pytest.raises(UsageError, match=message):
+def test_topologies_of_the_advice_are_usable(topology, size, refusal):
+    with refusal as raised:
         check_topology(topology, size)
+    names = str(raised.value).partition(". Use ")[2].split(", ")
+    usable = [t for t in BUILTIN_TOPOLOGIES if t.name in names]
+    assert len(usable) == len(names)
+    for advised in usable:
+        check_topology(advised, size)
+        assert contraction(advised, size) < 1
 
 
 RING4 = "0.5,0.25,0,0.25\n0.25,0.5,0.25,0\n0,0.25,0.5,0.25\n0.25,0,0.25,0.5\n"

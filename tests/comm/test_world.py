@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import threading
 import time
+from unittest import mock
 
 import pytest
 import torch
 
-from paragan.comm.process_group import CommunicationError
+from advice import advises
+from paragan.comm import world as world_module
+from paragan.comm.process_group import CommunicationError, c10d
 from paragan.comm.sockets import duplicate_socket, open_sockets
 from paragan.comm.world import World
+from processes import free_port
 
 
 def test_sum_and_gather(pool):
@@ -83,3 +89,38 @@ def test_timeouts_of_other_sockets_are_unchanged(pool):
     for timeouts in pool(2, job):
         assert timeouts
         assert all(timeout == bytes(16) for timeout in timeouts)
+
+
+def never_connect(*arguments, **options):
+    """Wait as gloo does for addresses that other hosts cannot reach."""
+    threading.Event().wait(60)
+
+
+def test_ranks_that_cannot_connect_do_so_over_the_interface_of_the_advice(pool):
+    ports = [free_port(), free_port()]
+
+    def job(world):
+        """Connect again, after an attempt that fails."""
+        c10d.destroy_process_group()
+
+        def join(port, timeout_s):
+            env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+            return World.join(world.launch_info, torch.device("cpu"), timeout_s, env)
+
+        with (
+            mock.patch.object(world_module, "FAULT_WINDOW_S", 0),
+            mock.patch.object(c10d, "init_process_group", never_connect),
+            advises(
+                f"rank {world.rank} could not connect to all other ranks within 1 s. Set GLOO_SOCKET_IFNAME to the "
+                "network interface that the hosts share",
+                CommunicationError,
+            ),
+        ):
+            join(ports[0], 1.0)
+        with mock.patch.dict(os.environ, GLOO_SOCKET_IFNAME="lo"):
+            joined = join(ports[1], 20.0)
+        x = torch.ones(1)
+        joined.all_ranks.all_reduce_sum(x).wait()
+        return x.item()
+
+    assert pool(2, job) == [2.0, 2.0]

@@ -757,6 +757,7 @@ def test_errors_in_user_code_are_one_line(points, tmp_path, monkeypatch, capsys)
 
 
 OWN_NETS = """
+from torch import nn
 from examples.mixture import Nets
 from paragan.core.schema import config_class
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from advice import advises
 from paragan.comm.compression import block_quantizer, native_kernels
 from paragan.comm.compression.compressors import BF16, FP16, QSGD, Exact, Int2, Int4, Int8, RandomK, Sign, TopK
 from paragan.comm.compression.elias_fano import decode_positions, encode_positions, position_bytes
@@ -236,9 +237,6 @@ class W:
     ("module", "before", "after", "message"),
     [
         ("fine", "", "", ""),
-        ("odd", "4 * n", "4 * n + 1", r"odd:W: nbytes\(1000\): returned 4001. Return a positive int"),
-        ("none", "4 * n", "None", r"none:W: nbytes\(1000\): returned None"),
-        ("eager", "= 1.0", "= -3", "eager:W: feedback=-3: out of range"),
         ("raises", "out.copy_(x", "boom(x", "raises:W: NameError when it was tried: name 'boom'"),
         ("lost", "out.copy_(data.view(out.dtype))", "None", "lost:W: decode.* of 1000 finite numbers is not finite"),
         ("syntax", "@config_class", "@@", "syntax:W: "),
@@ -255,6 +253,43 @@ def test_user_wire_is_checked_when_the_config_is_read(tmp_path, monkeypatch, mod
         return
     with pytest.raises(UsageError, match=message):
         parse_wire(f"{module}:W")
+
+
+@pytest.mark.parametrize(
+    ("module", "before", "after", "refusal", "advised"),
+    [
+        (
+            "odd",
+            "4 * n",
+            "4 * n + 1",
+            advises("odd:W: nbytes(1000): returned 4001. Return a positive int, a multiple of 2"),
+            ["4 * n"],
+        ),
+        (
+            "none",
+            "4 * n",
+            "None",
+            advises("none:W: nbytes(1000): returned None. Return a positive int, a multiple of 2"),
+            ["4 * n"],
+        ),
+        (
+            "eager",
+            "= 1.0",
+            "= -3",
+            advises("eager:W: feedback=-3: out of range. Use a number from 0 to 1"),
+            ["= 0", "= 0.5", "= 1"],
+        ),
+    ],
+    ids=["odd", "none", "eager"],
+)
+def test_a_user_wire_is_accepted_as_advised(tmp_path, monkeypatch, module, before, after, refusal, advised):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / f"user_{module}.py").write_text(USER_WIRE_SOURCE.replace(before, after))
+    with refusal:
+        parse_wire(f"user_{module}:W")
+    for number, text in enumerate(advised):
+        (tmp_path / f"user_{module}_{number}.py").write_text(USER_WIRE_SOURCE.replace(before, text))
+        assert parse_wire(f"user_{module}_{number}:W").nbytes(3) == 12
 
 
 def test_damaged_library_is_recompiled(tmp_path, monkeypatch):
