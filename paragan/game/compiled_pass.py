@@ -92,7 +92,7 @@ class _UndoWrites(TorchDispatchMode):
 def _compile_error(action: str, error: Exception) -> RunError:
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return RunError(
-        f"device.capture_passes=true: a pass could not be {action} ({lines[0]}). Use --device.capture_passes=false."
+        f"device.capture_passes=true: a pass could not be {action} ({lines[0]}). Use --device.capture_passes=false"
     )
 
 

@@ -132,7 +132,7 @@ class SnapshotCodec:
         if self.wire.lossy and self.d.flat.params.dtype != torch.float32:
             kind = str(self.d.flat.params.dtype).removeprefix("torch.")
             raise UsageError(
-                f"strategy.snapshot_wire={self.wire.name}: D has {kind} parameters. Use --strategy.snapshot_wire=exact."
+                f"strategy.snapshot_wire={self.wire.name}: D has {kind} parameters. Use --strategy.snapshot_wire=exact"
             )
 
     def is_due(self, number: int) -> bool:

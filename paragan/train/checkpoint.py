@@ -347,7 +347,7 @@ def read_metadata(path: Path) -> dict[str, Any]:
     if version != FORMAT_VERSION:
         raise UsageError(
             f"{path}: checkpoint format {version}, and this version of paragan reads format {FORMAT_VERSION}. "
-            "Use the version that wrote it, or another --run-dir"
+            "Use the version that wrote it, or another run folder"
         )
     if checksum != _checksum(metadata):
         raise CorruptCheckpoint("checkpoint.json does not match its checksum")

@@ -151,8 +151,13 @@ def _create_or_read_config(path: Path, run: Run, start_check: StartCheck) -> dic
         path.mkdir(parents=True, exist_ok=True)
         create_exclusive(path / "run.yaml", to_yaml(to_saved_dict(run)).encode())
     except OSError as error:
-        raise UsageError(f"{path}: cannot be written ({error.strerror}). Use another --run-dir or --outdir") from error
+        raise unwritable_error(path, error) from error
     return RunDir(path).read_run_config() or {}
+
+
+def unwritable_error(path: Path, error: OSError) -> UsageError:
+    """Return the error for the folder of a run in which a file cannot be written."""
+    return UsageError(f"{path}: cannot be written ({error.strerror}). Use another --run-dir or --outdir")
 
 
 def find_live_runs(request: RunDirRequest) -> list[tuple[RunDir, dict[int, tuple[str, int]], str]]:

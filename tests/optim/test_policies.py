@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
 import torch
 
 import tiny_run
+from advice import advises
 from paragan import Config, EvaluationOptions, ScalingManager, with_policy
 from paragan.cli import main
 from paragan.comm.launch_info import LaunchInfo
@@ -15,6 +17,7 @@ from paragan.comm.world import World
 from paragan.config.resolve import resolve
 from paragan.core.errors import UsageError
 from paragan.core.schema import from_yaml, to_dict, to_yaml
+from paragan.data.dataset import load_data
 from paragan.losses.adversarial import Adversarial
 from paragan.nets import DCGAN, SNGAN
 from paragan.optim.optimizers import SGD, Adam, PlayerOptim
@@ -305,16 +308,21 @@ def test_longer_run_without_a_schedule_prints_no_warning(tmp_path):
 
 
 @pytest.mark.parametrize("schedule", ["constant", "linear"])
-def test_rejoining_rank_must_have_the_same_end_under_a_schedule(tmp_path, schedule):
-    images = tiny_run.make_dataset()
+def test_a_rejoining_rank_is_accepted_with_the_end_and_the_data_of_the_advice(tmp_path, schedule):
+    images = load_data("digits", resolution=8)
     longer = tiny_run.make_run(f"g.schedule={schedule}", "kimg=2", "evaluation.metrics=[]")
     folder = RunDir(tmp_path)
     folder.write_run_config(
         resolve(tiny_run.make_run(f"g.schedule={schedule}", "kimg=1", "evaluation.metrics=[]"), images)
     )
     training = TrainJob(longer, LaunchInfo(), RunDirRequest())
-    with pytest.raises(UsageError, match=r"fall until 1\.0 kimg" if schedule == "linear" else "not the images"):
+    if schedule == "linear":
+        with advises(f"--kimg 2: the learning rates in {tmp_path} fall until 1.0 kimg. Use --kimg 1.0"):
+            training._match_running_run(folder, images.fingerprint)
+        training.run = dataclasses.replace(longer, kimg=1.0)
+    with advises(f"--data digits: not the images that {tmp_path} is trained on. Use those"):
         training._match_running_run(folder, "of other images")
+    assert training._match_running_run(folder, images.fingerprint).run_dir is folder
 
 
 def test_unknown_policy_lists_the_known_ones():

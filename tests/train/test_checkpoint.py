@@ -17,7 +17,9 @@ import pytest
 import torch
 
 import tiny_run
+from advice import Case
 from paragan.core.errors import RunError
+from paragan.train import checkpoint
 from paragan.train.checkpoint import Checkpoints, merge_ranks, read_checkpoint
 from paragan.train.session import Session
 from processes import (
@@ -129,22 +131,31 @@ def test_a_new_checkpoint_outlives_a_damaged_one(run):
     assert "resumed from" in run_cli(*train_args(run, *SHORT)).out
 
 
-def test_a_run_with_only_damaged_checkpoints_raises(run):
+def test_a_run_with_only_damaged_checkpoints_starts_again_as_advised(run, check_advice):
     for path in list_checkpoints(run):
         cut(path)
     lines = (run / "stats.jsonl").read_bytes()
-    assert "every checkpoint" in usage_error(*train_args(run, *SHORT))
+    command = " ".join(train_args(run, "--kimg=0.016"))
+    damaged = f"{run / 'checkpoints'}: every checkpoint is damaged. Use another --run-dir to start again"
+    check_advice(Case(command, damaged, ("~run-dir --run-dir=NEW/new",)))
     assert (run / "stats.jsonl").read_bytes() == lines
     assert len(list_checkpoints(run)) == 2
 
 
-def test_a_checkpoint_of_another_version_raises(run):
-    newest = list_checkpoints(run)[-1] / "checkpoint.json"
-    newest.write_text(json.dumps(json.loads(newest.read_text()) | {"format": 1}))
-    message = usage_error(*train_args(run, *SHORT))
-    assert "checkpoint format 1" in message
-    assert "Use the version that wrote it" in message
-    assert len(list_checkpoints(run)) == 2
+def test_a_checkpoint_of_another_version_is_read_by_that_version(tmp_path, check_advice):
+    run = tmp_path / "run"
+    command = train_args(run, "--kimg=0.032")
+    with mock.patch.object(checkpoint, "FORMAT_VERSION", 1):
+        train_tiny(run, "--kimg=0.016")
+    (path,) = list_checkpoints(run)
+    other = (
+        f"{path}: checkpoint format 1, and this version of paragan reads format {checkpoint.FORMAT_VERSION}. "
+        "Use the version that wrote it, or another run folder"
+    )
+    check_advice(Case(" ".join(command), other, ("~run-dir --run-dir=NEW/new",)))
+    assert list_checkpoints(run) == [path]
+    with mock.patch.object(checkpoint, "FORMAT_VERSION", 1):
+        assert "resumed from" in run_cli(*command).out
 
 
 def test_a_record_of_another_version_raises_by_its_checkpoint_format(run):

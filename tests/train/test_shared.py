@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paragan.core.errors import UsageError
+from advice import advises
 from paragan.train import rank_agreement
 
 
@@ -11,15 +11,14 @@ def test_a_folder_missing_on_one_host_raises_on_all(pool, tmp_path):
         rank_agreement.SHARED_STORAGE_TIMEOUT_S = 0.3
         path = tmp_path / f"host{world.rank // 2}"
         path.mkdir(exist_ok=True)
-        try:
+        with advises("does not see it. Use storage that all hosts share") as refusal:
             rank_agreement.check_shared_storage(path, world)
-        except UsageError as error:
-            return str(error)
+        rank_agreement.check_shared_storage(tmp_path, world)
+        return str(refusal.value)
 
     messages = pool(3, job)
     assert len(set(messages)) == 1
     assert messages[0].startswith(f"rank 2: {tmp_path}/host1: host ")
-    assert "does not see it. Use storage that all hosts share" in messages[0]
 
 
 def test_the_check_leaves_no_file(pool, tmp_path):

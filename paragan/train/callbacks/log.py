@@ -74,7 +74,7 @@ class LogCallback:
 
     def check_finite(self, losses: Mapping[str, float]) -> None:
         """Raise Diverged if a loss is not finite, and say which checkpoint the run can be resumed from."""
-        advice = "Lower --d.optimizer.lr and --g.optimizer.lr, or add --objective.r1"
+        advice = "Start a new run with lower --d.optimizer.lr and --g.optimizer.lr, or with --objective.r1"
         check_finite(losses, f"{self.latest_checkpoint_message()}. {advice}")
 
     @property

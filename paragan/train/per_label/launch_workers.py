@@ -30,7 +30,7 @@ from paragan.train.per_label.worker import FINALIZE_JOB, LabelWorker, has_spent_
 from paragan.train.prepare import prepare_on_all_ranks
 from paragan.train.rank_agreement import check_shared_storage, on_all_ranks
 from paragan.train.run_dir import RunDir
-from paragan.train.run_dir_selection import INPUT_PATHS, RunDirRequest, select_shared_run_dir
+from paragan.train.run_dir_selection import INPUT_PATHS, RunDirRequest, select_shared_run_dir, unwritable_error
 from paragan.train.session import check_init_from, set_threads
 
 BUDGET_FIELDS = ("kimg", "strategy.minutes")  # may change on resume, but must be equal for all workers
@@ -118,7 +118,7 @@ def _prepare_run_dir(run: Run, dataset: Dataset, request: RunDirRequest, world: 
         )
         draw_reals(dataset, path, nets=run.nets)
     except OSError as error:
-        raise UsageError(f"{path}: cannot be written ({error.strerror}). Use another --run-dir or --outdir") from error
+        raise unwritable_error(path, error) from error
     return str(path)
 
 

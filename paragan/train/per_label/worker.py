@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import secrets
 import time
 from collections.abc import Mapping, Sequence
@@ -81,7 +82,7 @@ class TimeBudget:
         if clock.step == 1:
             raise TimeBudgetTooShort(
                 f"--strategy.minutes: leaves {self.limit_s:.2g} s for this label, and its first step took "
-                f"{seconds:.2g} s. Use {2 * seconds / self.limit_s:.1g} times as much, or more"
+                f"{seconds:.2g} s. Use {math.ceil(2 * seconds / self.limit_s)} times as much, or more"
             )
         clock.finish_now()
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import shutil
 import signal
 import time
 from unittest import mock
@@ -10,6 +12,7 @@ from unittest import mock
 import pytest
 
 import paragan
+from advice import Case
 from paragan.core.jsonl import JsonlFile, read_jsonl
 from paragan.train import loop
 from paragan.train.health import rollback
@@ -234,10 +237,19 @@ def test_all_ranks_roll_back(wire, tmp_path, processes):
 
 
 @pytest.mark.parametrize("to_step", [None, "x"])
-def test_a_rollback_line_without_to_step_raises(tmp_path, to_step):
+def test_a_rollback_line_without_to_step_is_corrected_or_deleted_as_advised(tmp_path, to_step, check_advice):
     run = train_tiny(tmp_path / "run", "--kimg=0.032")
-    JsonlFile(run / "health.jsonl").extend([{"kind": 5, "step": "x"}, {"action": "rollback", "to_step": to_step}])
-    assert "Correct or delete that line" in usage_error(*train_args(run, "--kimg=0.064"))
+    findings = JsonlFile(run / "health.jsonl")
+    findings.extend([{"kind": 5, "step": "x"}, {"action": "rollback", "to_step": to_step}])
+    command = " ".join(train_args(run, "--kimg=0.064"))
+    line = f"{run / 'health.jsonl'}: a rollback whose to_step is no whole number. Correct or delete that line"
+    check_advice(Case(command, line, ()))
+    shutil.copytree(run, tmp_path / "corrected")
+    findings.filter(lambda row: row.get("action") != "rollback")
+    corrected = (tmp_path / "corrected" / "health.jsonl").read_text().replace(json.dumps(to_step), "2")
+    (tmp_path / "corrected" / "health.jsonl").write_text(corrected)
+    for folder in (run, tmp_path / "corrected"):
+        assert "resumed from" in run_cli(*train_args(folder, "--kimg=0.064")).out
 
 
 def test_rollback_needs_ranks_that_are_not_lost(tmp_path):
