@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import tiny_run
+from advice import advises
 from paragan.config.validate import validate
 from paragan.core.errors import UsageError
 from paragan.train.per_label.jobs import describe_rare_labels, make_jobs
@@ -96,25 +97,27 @@ def test_rare_labels_are_named():
     assert describe_rare_labels(run("strategy.rare_below=10").per_label, images()) == ""
 
 
-@pytest.mark.parametrize(
-    ("dataset", "settings", "message"),
-    [
-        (dataclasses.replace(images(), labels=None, classes=()), (), "needs images with classes"),
-        (images((40, 0, 25)), (), "label 1 (bee): has no image"),
-        (images(), ("kimg=0.04",), "Use --kimg 0.05 or more"),
-        (images(), ("kimg=0.1", "strategy.budget_by=data"), "Use --kimg 0.12 or more"),
-    ],
-    ids=["no labels", "no image", "too short", "too short for one"],
-)
-def test_bad_label_data_raise_usage_errors(dataset, settings, message):
-    with pytest.raises(UsageError) as raised:
-        make_label_jobs(*settings, dataset=dataset)
-    assert message in str(raised.value)
+def test_every_label_has_images_as_advised():
+    with pytest.raises(UsageError, match="needs images with classes"):
+        make_label_jobs(dataset=dataclasses.replace(images(), labels=None, classes=()))
+    with advises("label 1 (bee): has no images. Add some, or remove the class"):
+        make_label_jobs(dataset=images((40, 0, 25)))
+    for advised in (images((40, 1, 25)), images((40, 25), ("ant", "cat"))):
+        assert len(make_label_jobs(dataset=advised)) == len(advised.classes)
 
 
-def test_the_suggested_budget_works():
+def test_every_label_has_a_step_as_advised():
+    with advises("--kimg 0.04: over 3 labels leaves 13.3 images for one, and a step takes 16. Use --kimg 0.05 or more"):
+        make_label_jobs("kimg=0.04")
     assert len(make_label_jobs("kimg=0.05")) == 3
-    assert len(make_label_jobs("kimg=0.12", "strategy.budget_by=data")) == 3
+    by_data = "strategy.budget_by=data"
+    with advises(
+        "--kimg 0.1: over 3 labels leaves 13.3 images for one, and a step takes 16. Use --kimg 0.12 or more, or a "
+        "smaller --batch"
+    ):
+        make_label_jobs("kimg=0.1", by_data)
+    assert len(make_label_jobs("kimg=0.12", by_data)) == 3
+    assert len(make_label_jobs("kimg=0.1", by_data, "batch=8")) == 3
 
 
 @pytest.mark.parametrize("labels", [1, 2, 3, 10])
