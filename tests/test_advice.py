@@ -274,7 +274,11 @@ COMMAND_CASES = [
     Case("eval --reals=digits --fakes=digits --metrics=fid", "or score fd, which needs no file", ("--metrics=fd",)),
     Case("eval --reals=digits --fakes=digits --metrics=fd --features=values", "Use pixels", ("--features=pixels",)),
     Case("eval --reals=DIR/numbers.npz --fakes=digits --metrics=fd", "sets of one kind", ("--fakes=DIR/numbers.npz",)),
-    Case("eval COPY/model", "Use --data PATH to say what it is scored against", ("--data=digits",)),
+    Case(
+        "eval COPY/model",
+        "--data: COPY/model is a model without its run. Use --data PATH to say what it is scored against",
+        ("--data=digits",),
+    ),
     Case("sample RUN --out=NEW/a.npz --count=0", "Use 1 or more", ("--count=1",)),
     Case("sample RUN --out=NEW/a.npz --truncation=3", "Use a number between 0.05 and 1", ("--truncation=0.05",)),
     Case("sample RUN --out=NEW/a.npz --labels=12", "Use 0 to 9", ("--labels=0", "--labels=9")),
@@ -329,7 +333,11 @@ COMMAND_CASES = [
         "--follow: LABELS has a model for every label, which workers score. Leave it out",
         ("~follow",),
     ),
-    Case("merge RUN --out=NEW/merged", "Use a run of --strategy per-label", ()),
+    Case(
+        "merge RUN -n",
+        "RUN: has one generator for all labels already. Use a run of --strategy per-label",
+        ("~RUN LABELS",),
+    ),
     Case("merge LABELS --out=LABELS", "Use another folder, or leave --out out", ("--out=NEW/merged",)),
     Case("export RUN --out=NEW/a --format=onnx", "Use a name that ends in .onnx", ("--out=NEW/a.onnx",)),
     Case("plan digits --memory=x", "Use 40 GB or 900 MB", ("--memory='40 GB'", "--memory='900 MB'")),
@@ -382,8 +390,16 @@ def test_statistics_are_written_as_advised(finished, tmp_path):
 
 TRAIN = ["train", *TINY_RUN_ARGS]
 RUN_CASES = [
-    Case("--kimg=0.16 --run-dir=DIR/folder", "Use an empty or a new folder", ("--run-dir=NEW/new",)),
-    Case("--kimg=0.16 --run-dir=COPY --resume=never", "Use another --run-dir", ("--run-dir=NEW/new", "~resume")),
+    Case(
+        "--kimg=0.016 --run-dir=DIR/folder",
+        "--run-dir DIR/folder: has files in it but no run.yaml. Use an empty or a new folder",
+        ("--run-dir=NEW/new",),
+    ),
+    Case(
+        "--kimg=0.16 --run-dir=COPY --resume=never",
+        "--resume never: COPY holds a run already. Use another --run-dir",
+        ("--run-dir=NEW/new", "~resume"),
+    ),
     Case(
         "--kimg=0.16 --run-dir=COPY --nets.width=8",
         "nets.width was 4, is 8. Use its settings, or another --run-dir",
@@ -399,7 +415,16 @@ RUN_CASES = [
         "Use its settings, or another --run-dir",
         ("--data=digits", "--run-dir=NEW/new"),
     ),
-    Case("--kimg=0.16 --run-dir=DIR/plain.npz", "Use another --run-dir", ("--run-dir=NEW/new",)),
+    Case(
+        "--kimg=0.016 --run-dir=DIR/plain.npz",
+        "--run-dir DIR/plain.npz: cannot be written (File exists). Use another --run-dir",
+        ("--run-dir=NEW/new",),
+    ),
+    Case(
+        "--kimg=0.016 --outdir=DIR/plain.npz",
+        "--outdir DIR/plain.npz: cannot be written (File exists). Use another --outdir",
+        ("--outdir=NEW/runs",),
+    ),
 ]
 
 

@@ -635,6 +635,26 @@ def start(make_g: Callable[[], nn.Module], make_d: Callable[[], nn.Module], sett
             assert scale_mgr.train(gan)["Progress/step"] == 1
 
 
+class Branches(nn.Module):
+    """Reads a value of a tensor."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 2 if x.sum() > 1 else x
+
+
+def test_a_pass_that_cannot_be_captured_is_trained_as_advised():
+    with (
+        manager(merge=1, graph=True) as scale_mgr,
+        advises(
+            "device.capture_passes=true: a pass could not be traced (it reads a value of a tensor). Use "
+            "--device.capture_passes=false",
+            pg.RunError,
+        ),
+    ):
+        scale_mgr.train(pg.Estimator(G(Branches()), D()))
+    start(lambda: G(Branches()), D, LANE_BY_LANE)
+
+
 class NoScalar(Matching):
     def generator(self, d, fake, real, step):
         return pg.Loss(d(fake.images, None).logits)

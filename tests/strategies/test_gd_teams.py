@@ -13,6 +13,8 @@ import pytest
 import torch
 
 import tiny_run
+from advice import advises
+from paragan.comm.compression.compressors import BF16, Exact
 from paragan.comm.mailbox import TensorPack
 from paragan.comm.sockets import open_sockets
 from paragan.config.resolve import fill_strategy_defaults
@@ -21,9 +23,11 @@ from paragan.core.clock import Clock
 from paragan.core.errors import UsageError
 from paragan.core.rng import LaneRng
 from paragan.core.types import Batch
+from paragan.game.remote_opponents import SnapshotCodec
 from paragan.game.replay_policy import Latest, UniformReplay
 from paragan.game.stale_opponents import FakeBatch, FakeReplayBuffer
 from paragan.strategies.gd_teams import balance, validate_split
+from paragan.train.build import build_player
 from paragan.train.checkpoint import Checkpoints
 from paragan.train.loop import play_round
 
@@ -198,6 +202,19 @@ def test_invalid_teams_are_rejected():
         tiny_run.make_run(*TEAMS, "strategy.snapshot_wire=topk")
     with pytest.raises(UsageError, match=r"--g_batch 12: does not divide into --lanes 8\. Use --g_batch 8 or 16"):
         validate(tiny_run.make_run(*TEAMS, "g_batch=12"), 2)
+
+
+def test_parameters_of_another_dtype_are_sent_as_advised():
+    run = tiny_run.make_run()
+    d = build_player(run, "D", torch.nn.Linear(4, 1).double(), run.d, run.batch)
+    with advises("strategy.snapshot_wire=bf16: D has float64 parameters. Use --strategy.snapshot_wire=exact"):
+        SnapshotCodec(d, 1, BF16())
+    codec = SnapshotCodec(d, 1, Exact())
+    sent = d.flat.params.clone()
+    message = codec.encode(0)
+    d.flat.params.zero_()
+    codec.load(message)
+    assert torch.equal(d.flat.params, sent)
 
 
 def test_yaml_sexagesimal_split_is_parsed():

@@ -136,8 +136,13 @@ def test_a_run_with_only_damaged_checkpoints_starts_again_as_advised(run, check_
         cut(path)
     lines = (run / "stats.jsonl").read_bytes()
     command = " ".join(train_args(run, "--kimg=0.016"))
-    damaged = f"{run / 'checkpoints'}: every checkpoint is damaged. Use another --run-dir to start again"
-    check_advice(Case(command, damaged, ("~run-dir --run-dir=NEW/new",)))
+    check_advice(
+        Case(
+            command,
+            f"{run / 'checkpoints'}: every checkpoint is damaged. Use another --run-dir to start again",
+            ("~run-dir --run-dir=NEW/new",),
+        )
+    )
     assert (run / "stats.jsonl").read_bytes() == lines
     assert len(list_checkpoints(run)) == 2
 
@@ -148,11 +153,14 @@ def test_a_checkpoint_of_another_version_is_read_by_that_version(tmp_path, check
     with mock.patch.object(checkpoint, "FORMAT_VERSION", 1):
         train_tiny(run, "--kimg=0.016")
     (path,) = list_checkpoints(run)
-    other = (
-        f"{path}: checkpoint format 1, and this version of paragan reads format {checkpoint.FORMAT_VERSION}. "
-        "Use the version that wrote it, or another run folder"
+    check_advice(
+        Case(
+            " ".join(command),
+            f"{path}: checkpoint format 1, and this version of paragan reads format {checkpoint.FORMAT_VERSION}. "
+            "Use the version that wrote it, or another run folder",
+            ("~run-dir --run-dir=NEW/new",),
+        )
     )
-    check_advice(Case(" ".join(command), other, ("~run-dir --run-dir=NEW/new",)))
     assert list_checkpoints(run) == [path]
     with mock.patch.object(checkpoint, "FORMAT_VERSION", 1):
         assert "resumed from" in run_cli(*command).out

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from advice import Case
 from paragan.core.schema import read_yaml
 from paragan.models.weights_fingerprint import weights_fingerprint
 from processes import TINY_RUN_ARGS, final_tensors, logged_steps, run_cli, train_interrupted, train_tiny, usage_error
@@ -65,12 +66,21 @@ def test_other_data_at_another_path_are_another_run(tmp_path):
     assert len(list(Path("runs").iterdir())) == 2
 
 
-def test_other_data_at_the_same_path_are_refused(tmp_path):
+def test_other_data_at_the_same_path_are_replaced_or_trained_elsewhere_as_advised(tmp_path, check_advice):
     data = save_data(tmp_path / "a.npz")
-    train_interrupted(tmp_path / "runs/00000-mine", 3, SHORT, f"--data={data}")
+    run = train_interrupted(tmp_path / "runs/00000-mine", 3, SHORT, f"--data={data}")
     save_data(data, seed=1)
-    assert "not the images" in usage_error("train", *TINY_RUN_ARGS, SHORT, f"--data={data}")
-    assert train(str(data), "--run-dir=other").status == 0  # as the message says
+    check_advice(
+        Case(
+            " ".join(["train", *TINY_RUN_ARGS, SHORT, f"--data={data}"]),
+            f"--data {data}: not the images that {run.relative_to(tmp_path)} was trained on. Use those, "
+            "or another --run-dir",
+            ("--run-dir=NEW/new",),
+        )
+    )
+    save_data(data)
+    assert train(str(data)).status == 0
+    assert logged_steps(run) == list(range(1, 11))
 
 
 def test_moved_initial_weights_resume(tmp_path, finished):

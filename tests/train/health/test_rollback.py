@@ -242,8 +242,13 @@ def test_a_rollback_line_without_to_step_is_corrected_or_deleted_as_advised(tmp_
     findings = JsonlFile(run / "health.jsonl")
     findings.extend([{"kind": 5, "step": "x"}, {"action": "rollback", "to_step": to_step}])
     command = " ".join(train_args(run, "--kimg=0.064"))
-    line = f"{run / 'health.jsonl'}: a rollback whose to_step is no whole number. Correct or delete that line"
-    check_advice(Case(command, line, ()))
+    check_advice(
+        Case(
+            command,
+            f"{run / 'health.jsonl'}: a rollback whose to_step is no whole number. Correct or delete that line",
+            (),
+        )
+    )
     shutil.copytree(run, tmp_path / "corrected")
     findings.filter(lambda row: row.get("action") != "rollback")
     corrected = (tmp_path / "corrected" / "health.jsonl").read_text().replace(json.dumps(to_step), "2")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import shutil
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 import tiny_run
+from advice import Case
 from paragan.core.jsonl import read_jsonl
 from paragan.core.rng import CPU
 from paragan.core.schema import read_yaml, to_dict
@@ -182,18 +184,24 @@ def test_distill_from_is_an_absolute_path(per_label, tmp_path, monkeypatch):
     assert to_dict(tiny_run.make_run())["distill_from"] == ""
 
 
-def test_a_student_resumes_with_its_teacher_wherever_it_lies(per_label, tmp_path):
+def test_a_student_resumes_with_its_teacher_wherever_it_lies(per_label, tmp_path, check_advice):
     first = shutil.copytree(per_label, tmp_path / "first")
     command = [*TINY_RUN_ARGS, "--kimg=0.08", f"--run-dir={tmp_path / 'run'}"]
     train_interrupted(tmp_path / "run", 2, "--kimg=0.08", f"--distill_from={first}")
     second = first.rename(tmp_path / "second")
-    weights = second / "model/0003/model.safetensors"
-    weights.rename(second / "weights")
-    shutil.copyfile(second / "model/0004/model.safetensors", weights)
+    original = (second / "model/0003").rename(second / "original")
+    shutil.copytree(second / "model/0004", second / "model/0003")
     assert "distill_from was" in usage_error("train", *command, f"--distill_from={second}")
     second.rename(first)
-    message = usage_error("train", *command, f"--distill_from={first}")
-    assert "not the generators that" in message
-    (first / "weights").replace(first / "model/0003/model.safetensors")
+    check_advice(
+        Case(
+            shlex.join(["train", *command, f"--distill_from={first}"]),
+            f"distill_from={first}: not the generators that {tmp_path / 'run'} learned from. Use those, or another "
+            "--run-dir",
+            ("~run-dir --run-dir=NEW/new",),
+        )
+    )
+    shutil.rmtree(first / "model/0003")
+    (first / original.name).rename(first / "model/0003")
     first.rename(second)
     assert run_cli("train", *command, f"--distill_from={second}").status == 0

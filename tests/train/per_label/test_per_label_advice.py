@@ -101,9 +101,7 @@ def test_other_images_are_replaced_or_trained_elsewhere_as_advised(copy, check_a
 
 
 @pytest.mark.parametrize(("path", "error"), [("two.npz/run", errno.ENOTDIR), ("full", errno.ENOSPC)])
-def test_a_folder_that_cannot_be_written_is_another_one_as_advised(
-    path, error, copy, tmp_path, monkeypatch, check_advice
-):
+def test_a_folder_that_cannot_be_written_is_replaced_as_advised(path, error, copy, tmp_path, monkeypatch, check_advice):
     """One whose parent is a file, and one in which the disk is full once run.yaml is there."""
     check_writable = launch_workers._check_writable
 
