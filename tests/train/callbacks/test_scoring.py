@@ -86,19 +86,6 @@ def test_a_reference_of_other_images_raises_before_training(tmp_path):
     assert run_cli(*command).status == 0
 
 
-def test_classes_of_another_name_are_scored_together_as_advised(tmp_path, check_advice):
-    images = np.random.default_rng(0).integers(0, 256, (40, 8, 8, 1), np.uint8)
-    npz(tmp_path / "animals.npz", images=images, labels=np.arange(40) % 2, classes=np.array(["ant", "bee"]))
-    check_advice(
-        Case(
-            "eval COPY --data=NEW/animals.npz --count=16 --metrics=intra_fd",
-            "evaluation.metrics=intra_fd: goes class by class, and the data have other classes (2: ant, bee) than the "
-            "model (10: 0, 1, 2, 3, 4, ...). Use fd, kid or prdc",
-            ("--metrics=fd", "--metrics=kid", "--metrics=prdc"),
-        )
-    )
-
-
 def test_one_failed_score_leaves_the_others_and_the_report(tmp_path, monkeypatch):
     monkeypatch.setattr(scoring, "check_class_counts", lambda *_: None)
     run = tmp_path / "run"
