@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 import sys
@@ -110,12 +111,10 @@ def check_advice(
     def fill_in(text: str) -> str:
         if "COPY" in text and not (tmp_path / "copy").exists():
             shutil.copytree(finished, tmp_path / "copy")
-        if "LABELS" in text:
-            text = text.replace("LABELS", str(request.getfixturevalue("per_label_run")))
         places = {"DIR": advice_inputs, "RUN": finished, "NEW": tmp_path, "COPY": tmp_path / "copy"}
-        for name, path in places.items():
-            text = text.replace(name, str(path))
-        return text
+        if "LABELS" in text:
+            places["LABELS"] = request.getfixturevalue("per_label_run")
+        return re.sub(rf"\b({'|'.join(places)})\b", lambda match: str(places[match[0]]), text)
 
     def follow_advice(case: advice.Case, base: Sequence[str] = ()) -> None:
         arguments = [*base, *shlex.split(fill_in(case.arguments))]

@@ -240,7 +240,7 @@ def _convert(options: argparse.Namespace, rest: list[str], arguments: list[str])
 
     check_no_extra_arguments(rest)
     out = Path(options.out)
-    if not 0.001 <= options.shard_mb < 1e6:
+    if not 0.001 <= options.shard_mb <= 1e6:
         raise UsageError(f"--shard-mb={options.shard_mb:g}: out of range. Use 0.001 to 1e6, such as 64.")
     convert_options = ConvertOptions(
         resolution=options.resolution,
