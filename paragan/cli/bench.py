@@ -164,7 +164,7 @@ def _bench_data(options: argparse.Namespace, rest: list[str], arguments: list[st
 
 def _bench_strategies(options: argparse.Namespace, rest: list[str], arguments: list[str]) -> int:
     check_no_extra_arguments(rest)
-    if options.rounds < 1 or not 0 <= options.compute_ms < 1e6 or not 0 <= options.compute_share <= 1:
+    if options.rounds < 1 or not 0 <= options.compute_ms <= 1e6 or not 0 <= options.compute_share <= 1:
         raise UsageError(
             "--rounds, --compute-ms, --compute-share: out of range. Use --rounds 1 or more, --compute-ms from 0 to "
             "1e6, --compute-share from 0 to 1"

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from advice import Case, advises, case_id
 from paragan.plan.links import read_links
 from processes import run_cli, usage_error
 
@@ -72,17 +73,36 @@ def test_one_rank_sends_zero_bytes_and_the_recipe_sets_the_size(tmp_path):
     [
         ("--strategies=sink", "there is no sink; did you mean sync?"),
         ("--strategies=sync+int5", "did you mean int"),
-        ("--params=many", "--params many: it must be a number. Use 8M"),
-        ("--params=1", "Use 2 or more"),
-        ("--rounds=0", "Use --rounds 1 or more"),
-        ("--compute-share=2", "from 0 to 1"),
     ],
 )
 def test_invalid_benchmarks_raise(argument, message):
     assert message in usage_error("bench", "strategies", argument)
 
 
+CASES = [
+    Case("--params=many", "Use 8M, 500k or 8000000", ("--params=8M", "--params=500k", "--params=8000000")),
+    Case("--params=1", "--params 1: both players need a parameter. Use 2 or more", ("--params=2",)),
+    Case(
+        "--rounds=0 --compute-ms=-1 --compute-share=2",
+        "Use --rounds 1 or more, --compute-ms from 0 to 1e6, --compute-share from 0 to 1",
+        ("--rounds=1 --compute-ms=0 --compute-share=0", "--rounds=2 --compute-ms=1 --compute-share=1"),
+    ),
+    Case(
+        "--strategies=per-label",
+        "--strategies per-label: its games send nothing to each other. Use the strategy of one game",
+        ("--strategies=sync",),
+    ),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=case_id)
+def test_advice_on_a_benchmark_of_strategies_works(case, check_advice):
+    check_advice(case, ["bench", "strategies", "--strategies=sync", "--rounds=1", "--params=100"])
+
+
 def test_ranks_of_one_host_have_one_link(tmp_path, processes):
+    with advises(f"Use `paragan bench links --out {tmp_path}/links.yaml`"):
+        read_links(tmp_path / "links.yaml")
     for rank in processes.start_ranks(3, "bench", "links", f"--out={tmp_path}/links.yaml"):
         assert rank.wait() == 0, rank.err
     links = read_links(tmp_path / "links.yaml")
@@ -92,7 +112,7 @@ def test_ranks_of_one_host_have_one_link(tmp_path, processes):
 
 
 def test_invalid_link_arguments_raise_usage_errors():
-    assert "one rank has no links" in usage_error("bench", "links")
+    assert "one rank has no links. Start several: with a launcher, or with --ranks 2" in usage_error("bench", "links")
     assert "--ranks 0: it must be 1 or more" in usage_error("bench", "links", "--ranks=0")
     assert "the folder does not exist" in usage_error("bench", "links", "--ranks=2", "--out=/proc/nope/links.yaml")
 

@@ -530,4 +530,3 @@ def test_label_and_export_reject_invalid_requests(done, finished, tmp_path):
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text((done / "model" / "config.json").read_text())
     assert "no generator for label 0" in usage_error("export", tmp_path, "--out", tmp_path / "out")
-    assert "nothing" in usage_error("bench", "strategies", "--strategies=per-label")
