@@ -49,6 +49,7 @@ DIGITS_CASES = [
     ),
     Case(
         "--strategy=gossip --strategy.peer_timeout_s=0.1",
+        "strategy.peer_timeout_s=0.1: too short to tell a slow rank from a lost one. "
         "Use 1 or more, or 0 to end the run with the first lost rank.",
         ("--strategy.peer_timeout_s=1", "--strategy.peer_timeout_s=0"),
     ),
@@ -186,11 +187,6 @@ DIGITS_CASES = [
         ("~policy", "--g.optimizer=sgd --d.optimizer=sgd"),
     ),
     Case("seed=1", "Set fields as --some.field=value", ("~seed --seed=1",)),
-    Case(
-        "--strategy=async --ranks=1 --strategy.lags_from_run=DIR/no",
-        "Use the folder of a run with --strategy async",
-        (),
-    ),
     Case("--init_from=DIR/no --nets.spectral=true", "Use a run folder", ("--init_from=RUN",)),
     Case("--distill_from=RUN", "Use a run of --strategy per-label", ()),
     Case("--distill_from=LABELS --data.labels=false", "Use --data.labels=true", ("--data.labels=true",)),
@@ -257,10 +253,21 @@ def test_advice_on_a_run_of_images_works(case, check_advice):
 
 # other commands ---------------------------------------------------------------------------------------------------
 
+OWN_NETS = "--nets=examples.mixture:Nets -n --batch=16 --lanes=2 --evaluation.metrics=[]"
 COMMAND_CASES = [
     Case("train", "Use `paragan train digits`, or see `paragan recipes`", ("digits -n",)),
     Case("train DIR/folder -n --batch=4 --lanes=2", "Use `paragan train folder --data DIR/folder`", ()),
     Case("train --data=DIR/folder -n --batch=4 --lanes=2", "Use `paragan train folder --data DIR/folder`", ()),
+    Case(
+        f"train custom --data=DIR/numbers.npz {OWN_NETS} --mirror",
+        "--mirror: flips images, and the data are arrays. Leave it out.",
+        ("~mirror",),
+    ),
+    Case(
+        f"train custom --data=DIR/numbers.npz {OWN_NETS} --objective.cr=1",
+        "objective.cr=1.0: transforms images, and the data are arrays. Use objective.cr=0.",
+        ("--objective.cr=0",),
+    ),
     Case("train digits -n --lr=1e-4", "did you mean g.optimizer.lr or d.optimizer.lr?", ("~lr --g.optimizer.lr=1e-4",)),
     Case(
         "train digits -n --resume=RUN --run-dir=NEW/x",
@@ -351,7 +358,7 @@ COMMAND_CASES = [
     Case("sample RUN --out=NEW/a.npz --count=0", "--count 0: must be positive. Use 1 or more", ("--count=1",)),
     Case(
         "sample RUN --out=NEW/a.npz --truncation=3",
-        "Use a number between 0.05 and 1 (1: no truncation)",
+        "--truncation 3.0: out of range. Use a number between 0.05 and 1 (1: no truncation)",
         ("--truncation=0.05",),
     ),
     Case("sample RUN --out=NEW/a.npz --labels=12", "Use 0 to 9", ("--labels=0", "--labels=9")),
@@ -414,7 +421,7 @@ COMMAND_CASES = [
     Case("export RUN --out=NEW/a --format=onnx", "Use a name that ends in .onnx", ("--out=NEW/a.onnx",)),
     Case(
         "bench data --data=DIR/plain.npz --batch=0 --seconds=0.1",
-        "Use --batch 1 or more, --seconds above 0",
+        "--batch, --seconds: out of range. Use --batch 1 or more, --seconds above 0",
         ("--batch=1",),
     ),
     Case("bench step digits --batches=x", "Use 8,16,32", ()),

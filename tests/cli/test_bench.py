@@ -84,6 +84,7 @@ CASES = [
     Case("--params=1", "--params 1: both players need a parameter. Use 2 or more", ("--params=2",)),
     Case(
         "--rounds=0 --compute-ms=-1 --compute-share=2",
+        "--rounds, --compute-ms, --compute-share: out of range. "
         "Use --rounds 1 or more, --compute-ms from 0 to 1e6, --compute-share from 0 to 1",
         ("--rounds=1 --compute-ms=0 --compute-share=0", "--rounds=2 --compute-ms=1 --compute-share=1"),
     ),

@@ -187,12 +187,6 @@ def test_invalid_launch_environments_are_rejected(variables, monkeypatch):
     assert LAUNCH_ENVIRONMENTS[variables] in usage_error("train", *TINY_RUN_ARGS)
 
 
-def test_ranks_must_agree_with_the_launcher(monkeypatch):
-    monkeypatch.setenv("RANK", "0")
-    monkeypatch.setenv("WORLD_SIZE", "1")
-    assert "Leave --ranks out" in usage_error("train", *TINY_RUN_ARGS, "--ranks=2")
-
-
 def test_existing_files_are_not_overwritten():
     Path("file").write_text("")
     assert "file" in usage_error("train", *TINY_RUN_ARGS, "--run-dir=file")
@@ -312,8 +306,6 @@ def test_too_many_samples_are_rejected_with_a_limit_that_works(finished, monkeyp
             "sample", finished, "--count", 10**12, "--out", out
         )
     monkeypatch.setattr(decode, "ram_bytes", lambda: 4 * 10 * 64 * 64)
-    assert "at most 10 samples; another --seed" in usage_error("sample", finished, "--count=11", "--out=a.png")
-    assert run_cli("sample", finished, "--count=10", "--out=a.png").status == 0
     assert "at most 640 samples" in usage_error("sample", finished, "--count=641", "--out=a.npz")
     assert "at most 0 frames" in usage_error("sample", finished, "--video=a.gif")
 

@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 
 import tiny_run
+from advice import advises
 from fake_datasets import random_images
+from paragan.config import validate as validation
 from paragan.config.resolve import resolve
-from paragan.config.validate import check_d_conditioning
+from paragan.config.validate import check_d_conditioning, validate
 from paragan.core.errors import UsageError
 from paragan.data.dataset import Dataset
 from paragan.train.prepare import prepare
@@ -60,6 +62,41 @@ def test_a_head_requires_its_weight(weights, conditioning):
     for name in ("classifier", "contrastive"):
         check_d_conditioning(Adversarial(**{name: 1.0}), name)
     check_d_conditioning(Adversarial(), "projection")
+
+
+def test_a_device_of_one_rank_has_one_rank():
+    with advises("--device.kind=mps: is one device, and 2 ranks were started. Start one, or use cpu."):
+        validate(tiny_run.make_run("device.kind=mps"), 2)
+    validate(tiny_run.make_run("device.kind=mps"), 1)
+    validate(tiny_run.make_run("device.kind=cpu"), 2)
+
+
+@pytest.mark.parametrize("strategy", ["gossip", "per-label"])
+def test_settings_are_not_measured_for_ranks_that_come_and_go(strategy):
+    with advises(
+        f"for all ranks, and with --strategy {strategy} they come and go. "
+        "Take the fields that `paragan plan --tune` names"
+    ):
+        validate(tiny_run.make_run("device.tune=measured", f"strategy={strategy}"))
+    validate(tiny_run.make_run("device.channels_last=false", "device.precision=bf16", f"strategy={strategy}"))
+
+
+def test_settings_are_not_measured_together_with_the_strategy():
+    with advises(
+        "Take the fields that `paragan plan --tune` names, or the strategy that `paragan plan` does",
+    ):
+        validate(tiny_run.make_run("device.tune=measured", "strategy=auto"))
+    validate(tiny_run.make_run("device.channels_last=false", "device.precision=bf16", "strategy=auto"))
+    validate(tiny_run.make_run("device.tune=measured", "strategy=sync"))
+
+
+def test_passes_are_captured_on_one_rank(monkeypatch):
+    monkeypatch.setattr(validation, "find_cpp_compiler", lambda: "g++")
+    settings = ("device.kind=cpu", "device.capture_passes=true")
+    validate(tiny_run.make_run(*settings), 1)
+    with advises("is for one rank: with 2, gradients are sent during backward. Leave it false"):
+        validate(tiny_run.make_run(*settings), 2)
+    validate(tiny_run.make_run(*settings[:1]), 2)
 
 
 def test_concat_real_fake_defaults_to_false_on_a_cpu():

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import tiny_run
+from advice import advises
 from paragan.comm.launch_info import LaunchInfo
 from paragan.comm.world import World
 from paragan.core.errors import UsageError
@@ -239,6 +240,13 @@ def test_every_lane_has_one_owner(settings):
         shares = [assign_lanes(8, rank, ranks) for rank in range(ranks)]
         assert sorted(lane for share in shares for lane in share.lanes) == list(range(8))
         assert sum(share.weight for share in shares) == pytest.approx(1)
+
+
+def test_more_ranks_than_lanes_are_refused_with_numbers_that_work():
+    with advises("Use --lanes=3 or more, or at most 2 ranks."):
+        assign_lanes(2, 0, 3)
+    assert assign_lanes(3, 0, 3).lanes == (0,)
+    assert assign_lanes(2, 0, 2).lanes == (0,)
 
 
 @every_strategy

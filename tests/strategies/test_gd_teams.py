@@ -183,10 +183,14 @@ def test_split_balances_the_step_times():
 def test_invalid_teams_are_rejected():
     with pytest.raises(UsageError, match=r"split=2:6: needs 8 ranks, and 4 were started. Use 2:2"):
         validate(tiny_run.make_run(*TEAMS, "strategy.split='2:6'"), 4)
-    with pytest.raises(UsageError, match=r"split=1:1: needs 2 ranks, and 1 was started. Use --ranks=2"):
-        validate(tiny_run.make_run(*TEAMS, "strategy.split='1:1'"), 1)
-    with pytest.raises(UsageError, match="are for ranks that train both"):
+    one_each = tiny_run.make_run(*TEAMS, "strategy.split='1:1'")
+    with advises("split=1:1: needs 2 ranks, and 1 was started. Use --ranks=2, or leave it out."):
+        validate(one_each, 1)
+    validate(one_each, 2)
+    validate(tiny_run.make_run(*TEAMS), 1)
+    with advises("Leave it out, or strategy.fake_lags, strategy.critic_lags and strategy.lags_from_run."):
         validate(tiny_run.make_run(*TEAMS, "strategy.split='1:1'", "strategy.fake_lags=[2]"), 2)
+    validate(tiny_run.make_run(*TEAMS, "strategy.fake_lags=[2]"), 2)
     for split in ("0:2", "1:0", "half", "1:2:3", "-1:3"):
         with pytest.raises(UsageError, match=r"strategy\.split=.*: it should be auto, none, or"):
             tiny_run.make_run(*TEAMS, f"strategy.split='{split}'")
@@ -228,13 +232,14 @@ def test_yaml_sexagesimal_split_is_parsed():
 def test_lags_are_read_from_a_run(tmp_path):
     path = tmp_path / "lags.jsonl"
     settings = (*TEAMS, f"strategy.lags_from_run={tmp_path}")
-    with pytest.raises(UsageError, match=r"there is no .*lags\.jsonl"):
+    with advises(f"no {path}. Use the folder of a run with --strategy async on two ranks or more."):
         fill_strategy_defaults(tiny_run.make_run(*settings))
     path.write_text('{"first": 0, "fakes": [1, 2], "critic": [0, 0]}\n{"first": 2, "fakes": [2], "critic": [1]}\n')
     strategy = fill_strategy_defaults(tiny_run.make_run(*settings)).strategy
     assert (strategy.fake_lags, strategy.critic_lags, strategy.lags_from_run) == ((1, 2, 2), (0, 0, 1), "")
-    with pytest.raises(UsageError, match="gives both lags"):
+    with advises("Leave it out, or leave out strategy.fake_lags and strategy.critic_lags."):
         fill_strategy_defaults(tiny_run.make_run(*settings, "strategy.fake_lags=[1]"))
+    fill_strategy_defaults(tiny_run.make_run(*TEAMS, "strategy.fake_lags=[1]"))
     path.write_text('{"first": 0, "fakes": [1, 2], "critic": [0, 0]}\n{"first": 5, "fakes": [2], "critic": [1]}\n')
     with pytest.raises(UsageError, match="lacks rounds 2 to 4: that run was stopped and resumed"):
         fill_strategy_defaults(tiny_run.make_run(*settings))

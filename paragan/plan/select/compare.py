@@ -253,7 +253,9 @@ def _raise_memory_error(
     if fits:
         hint = f"Use --batch {fits * run.lanes}, the largest that fits"
     else:
-        hint = "No batch fits. Use more ranks (with as many --lanes), or --nets.checkpointing=true"
+        hint = "No batch fits. Use more ranks (with as many --lanes)"
+        if not getattr(run.nets, "checkpointing", True):
+            hint += ", or --nets.checkpointing=true"
     raise UsageError(
         f"--batch {run.batch}: a rank needs {format_bytes(required_bytes(run.batch))} for its part, and has "
         f"{format_bytes(goal.memory_bytes)}. {hint}"

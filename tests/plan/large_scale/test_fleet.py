@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 import fake_profiles
+from advice import advises
 from paragan.comm.compression.compressors import Exact
-from paragan.core.errors import UsageError
 from paragan.plan.large_scale.fleet import FleetConfig, simulate_fleet
 from paragan.plan.large_scale.round_time import AllReduceModel, make_worker_round, ring_all_reduce_s
 from paragan.plan.links import Link, parse_links
@@ -138,10 +138,16 @@ def test_sites_that_sum_first_take_fewer_hops():
     assert sites == pytest.approx(flat * (31 + 31) / 1023, rel=0.01)  # rings of 32 ranks and of 32 sites: hops are all
 
 
-def test_unsupported_strategies_are_refused():
-    with pytest.raises(UsageError, match="topology=torus: it cannot be simulated"):
-        simulate_fleet(parse_strategy("gossip+topology=torus"), job(16), home(16))
-    with pytest.raises(UsageError, match=r"topology=hypercube: .* only simulated on a ring"):
-        simulate_fleet(parse_strategy("async-gossip+topology=hypercube"), job(16), home(16))
-    with pytest.raises(UsageError, match="strategy=auto: it cannot be simulated"):
-        simulate_fleet(parse_strategy("auto"), job(16), home(16))
+def test_unsupported_strategies_are_refused_with_others_that_are_not():
+    def simulate(name):
+        return simulate_fleet(parse_strategy(name), job(16), home(16), rounds=2)
+
+    with advises("topology=torus: it cannot be simulated. Use one-peer, ring, random-ring or matching"):
+        simulate("gossip+topology=torus")
+    assert all(simulate(f"gossip+topology={name}") for name in ("one-peer", "ring", "random-ring", "matching"))
+    with advises("topology=hypercube: strategy.staleness is only simulated on a ring. Use strategy.topology=ring"):
+        simulate("async-gossip+topology=hypercube")
+    assert simulate("async-gossip+topology=ring")
+    with advises("strategy=auto: it cannot be simulated. Name the strategies to compare"):
+        simulate("auto")
+    assert simulate("sync")

@@ -5,9 +5,9 @@ import signal
 import pytest
 
 import fake_profiles
+from advice import advises
 from paragan.config.resolve import fill_strategy_defaults
 from paragan.config.run import to_saved_dict
-from paragan.core.errors import UsageError
 from paragan.core.schema import read_yaml
 from paragan.plan.measure_links import round_robin
 from paragan.plan.select.candidates import parse_strategy
@@ -73,10 +73,11 @@ def test_what_a_checkpoint_can_follow(name, before, goes):
 def test_a_run_that_goes_on_is_compared_with_its_like():
     result = comparable_candidates(Auto(), started_at("gossip", 4), fake_profiles.make_profile(), auto(), 3)
     assert {one.strategy.name for one in result} == {"gossip"}
-    with pytest.raises(UsageError, match="none of them can resume from gossip"):
-        comparable_candidates(
-            Auto(strategies=("sync",)), started_at("gossip", 4), fake_profiles.make_profile(), auto(), 3
-        )
+    resumed = started_at("gossip", 4)
+    with advises("strategy.strategies=sync: none of them can resume from gossip. Name others"):
+        comparable_candidates(Auto(strategies=("sync",)), resumed, fake_profiles.make_profile(), auto(), 3)
+    others = Auto(strategies=("sync", "gossip+int8"))
+    assert comparable_candidates(others, resumed, fake_profiles.make_profile(), auto(), 3)
 
 
 def test_a_record_that_was_planned_may_take_another_form():

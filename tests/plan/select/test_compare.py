@@ -3,8 +3,10 @@ import dataclasses
 import pytest
 
 import fake_profiles
+from advice import advises
 from paragan.comm.topology import BUILTIN_TOPOLOGIES, contraction
 from paragan.core.errors import UsageError
+from paragan.nets import SNGAN
 from paragan.plan.large_scale.mixing_rate import CONTRACTION_FORMULAS, contraction_factor
 from paragan.plan.links import parse_links
 from paragan.plan.predict.predict import Prediction
@@ -31,10 +33,9 @@ def reported(**steps):
     return lambda run, profile, links, ranks: prediction(steps[run.strategy.semantics.split()[0]], run.batch)
 
 
-def plan(options, play, goal=GOAL, **more):
-    return compare_strategies(
-        fake_profiles.make_run(), options, fake_profiles.make_profile(), LINKS, 4, goal, predict_fn=play, **more
-    )
+def plan(options, play, goal=GOAL, run=None, ranks=4, **more):
+    run = run or fake_profiles.make_run()
+    return compare_strategies(run, options, fake_profiles.make_profile(), LINKS, ranks, goal, predict_fn=play, **more)
 
 
 @pytest.mark.parametrize(
@@ -87,10 +88,30 @@ def test_the_largest_batch_that_fits_is_named():
     def play(run, profile, links, ranks):
         return prediction(0.1, run.batch, memory=1_000_000 * run.batch)
 
-    with pytest.raises(UsageError, match=r"^--batch 64: a rank needs 64 MB .* has 30 MB\. Use --batch 24, the largest"):
-        plan(named("sync", "gossip"), play, Goal(100, memory_bytes=30_000_000))
-    with pytest.raises(UsageError, match="No batch fits"):
-        plan(named("sync"), play, Goal(100, memory_bytes=3_000_000))
+    goal = Goal(100, memory_bytes=30_000_000)
+    with pytest.raises(UsageError, match=r"^--batch 64: a rank needs 64 MB for its part, and has 30 MB\. Use"):
+        plan(named("sync", "gossip"), play, goal)
+    with advises("Use --batch 24, the largest that fits"):
+        plan(named("sync", "gossip"), play, goal)
+    assert plan(named("sync", "gossip"), play, goal, run=fake_profiles.make_run(batch=24)).best.fits_memory
+
+
+def test_a_batch_that_never_fits_needs_more_ranks_or_checkpointing():
+    def play(run, profile, links, ranks):
+        lane_bytes = 1_000_000 if getattr(run.nets, "checkpointing", False) else 3_000_000
+        return prediction(0.1, run.batch, memory=lane_bytes * run.lanes // ranks)
+
+    goal = Goal(100, memory_bytes=4_000_000)
+    sngan = dataclasses.replace(fake_profiles.make_run(), nets=SNGAN())
+    with advises("No batch fits. Use more ranks (with as many --lanes)"):
+        plan(named("sync"), play, goal, run=sngan)
+    assert plan(named("sync"), play, goal, run=sngan, ranks=8).best.fits_memory
+    with pytest.raises(UsageError, match=r", or --nets\.checkpointing=true$"):
+        plan(named("sync"), play, goal, run=sngan)
+    checkpointing = dataclasses.replace(sngan, nets=SNGAN(checkpointing=True))
+    assert plan(named("sync"), play, goal, run=checkpointing).best.fits_memory
+    with pytest.raises(UsageError, match=r"lanes\)$"):  # networks that do not have it
+        plan(named("sync"), play, goal)
 
 
 def test_one_that_does_not_fit_stands_last():
@@ -213,6 +234,13 @@ def test_closed_form_mixing_equals_the_matrix(topology, ranks):
     if topology.unsupported_reason(ranks):
         pytest.skip(topology.unsupported_reason(ranks))
     assert contraction_factor(topology, ranks) == pytest.approx(contraction(topology, ranks), abs=1e-6)
+
+
+def test_a_graph_without_a_formula_is_refused_with_those_that_have_one():
+    with advises(f"strategy.topology=torus: no formula for 16 ranks. Use {', '.join(CONTRACTION_FORMULAS)}"):
+        contraction_factor(parse_strategy("gossip+topology=torus").topology, 16)
+    for name in CONTRACTION_FORMULAS:
+        assert 0 <= contraction_factor(parse_strategy(f"gossip+topology={name}").topology, 16) < 1
 
 
 def test_every_candidate_is_predicted():
