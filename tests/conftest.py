@@ -99,22 +99,24 @@ def per_label_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def check_advice(
-    request: pytest.FixtureRequest, advice_inputs: Path, finished: Path, tmp_path: Path
-) -> Callable[..., None]:
+def check_advice(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., None]:
     """Return a function that follows the advice of a case.
 
     In its texts DIR is the folder of `advice_inputs`, RUN the run `finished`, COPY a copy of it that may be changed,
     LABELS the run `per_label_run`, NEW an empty folder.
     """
 
+    fixtures = {"DIR": "advice_inputs", "RUN": "finished", "LABELS": "per_label_run", "NEW": "tmp_path"}
+
+    def find_place(name: str) -> str:
+        if name != "COPY":
+            return str(request.getfixturevalue(fixtures[name]))
+        if not (tmp_path / "copy").exists():
+            shutil.copytree(request.getfixturevalue("finished"), tmp_path / "copy")
+        return str(tmp_path / "copy")
+
     def fill_in(text: str) -> str:
-        if "COPY" in text and not (tmp_path / "copy").exists():
-            shutil.copytree(finished, tmp_path / "copy")
-        places = {"DIR": advice_inputs, "RUN": finished, "NEW": tmp_path, "COPY": tmp_path / "copy"}
-        if "LABELS" in text:
-            places["LABELS"] = request.getfixturevalue("per_label_run")
-        return re.sub(rf"\b({'|'.join(places)})\b", lambda match: str(places[match[0]]), text)
+        return re.sub(r"\b(DIR|RUN|LABELS|NEW|COPY)\b", lambda match: find_place(match[0]), text)
 
     def follow_advice(case: advice.Case, base: Sequence[str] = ()) -> None:
         arguments = [*base, *shlex.split(fill_in(case.arguments))]

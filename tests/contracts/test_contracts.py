@@ -243,7 +243,7 @@ def test_every_lane_has_one_owner(settings):
 
 
 def test_more_ranks_than_lanes_are_refused_with_numbers_that_work():
-    with advises("Use --lanes=3 or more, or at most 2 ranks."):
+    with advises("--lanes=2: 3 ranks need one lane each. Use --lanes=3 or more, or at most 2 ranks."):
         assign_lanes(2, 0, 3)
     assert assign_lanes(3, 0, 3).lanes == (0,)
     assert assign_lanes(2, 0, 2).lanes == (0,)

@@ -2,6 +2,7 @@ import math
 
 import pytest
 
+from advice import Case, advises, case_id
 from paragan.core.errors import UsageError
 from paragan.plan.links import (
     Link,
@@ -89,16 +90,11 @@ def test_links_from_pairs_only(tmp_path):
 @pytest.mark.parametrize(
     ("text", "reported"),
     [
-        ("hosts: 3\nup: 1 Gbit/s\npairs: {0-1: '1 Gbit/s, 1 ms'}", "pairs lacks 0-2"),
         ("hosts: 2\nup: -3 Mbit/s\nlatency: 1 ms", "a rate must be above 0"),
-        ("hosts: 2\nup: 3 parsec\nlatency: 1 ms", "25 Gbit/s"),
         ("hosts: 2\nup: .nan\nlatency: 1 ms", "finite number"),
         ("hosts: 2\nup: 1 Gbit/s\nlatency: -1 ms", "a latency must be from 0"),
-        ("hosts: 2\nup: 1 Gbit/s\nlatency: 3 weeks", "50 us or 10 ms"),
         ("hosts: 0\nup: 1 Gbit/s\nlatency: 1 ms", "hosts=0"),
-        ("hosts: 2\nup: [1 Gbit/s]\nlatency: 1 ms", "up has 1 rates for 2 hosts"),
         ("hosts: 2\nup: 1 Gbit/s\nlatency: 1 ms\ncontention_efficiency: 1.5", "contention_efficiency=1.5"),
-        ("hosts: 2\nup: 1 Gbit/s\nlatency: 1 ms\npairs: {0-2: '1 Gbit/s, 1 ms'}", "0-1 to 0-1"),
         ("hosts: 2\nup: 1 Gbit/s\nlatency: 1 ms\nbandwith: 3", "no field bandwith"),
         ("hosts: 2\nup: 1 Gbit/s\nlatency: 1 ms\npairs: {00-1: '1 Gbit/s, 1 ms'}", "'00-1'"),
         ("- 1", "must hold fields"),
@@ -111,6 +107,49 @@ def test_a_bad_file_is_one_line_that_names_the_field(tmp_path, text, reported):
     assert reported in str(caught.value)
     assert "links.yaml" in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+PAIRS = "hosts: 3\npairs: {0-1: '1 Gbit/s, 1 ms', 1-2: '1 Gbit/s, 1 ms'}\n"
+FILES = [  # their text, and other texts instead of it
+    Case(
+        "hosts: 2\nup: 3 parsec\nlatency: 1 ms",
+        "a rate must be above 0 and have a unit. Use 25 Gbit/s, 200 Mbit/s or 3 GB/s",
+        tuple(f"hosts: 2\nup: {rate}\nlatency: 1 ms" for rate in ("25 Gbit/s", "200 Mbit/s", "3 GB/s")),
+    ),
+    Case(
+        "hosts: 2\nup: 1 Gbit/s\nlatency: 3 weeks",
+        "a latency must be from 0 to 600 s and have a unit. Use 50 us or 10 ms",
+        ("hosts: 2\nup: 1 Gbit/s\nlatency: 50 us", "hosts: 2\nup: 1 Gbit/s\nlatency: 10 ms"),
+    ),
+    Case(
+        "hosts: 2\nup: 1 Gbit/s\nlatency: 1 ms\nintra_host: 3 GB/s",
+        "a link is a rate and a latency. Use '25 Gbit/s, 50 us'",
+        ("hosts: 2\nup: 1 Gbit/s\nlatency: 1 ms\nintra_host: '25 Gbit/s, 50 us'",),
+    ),
+    Case(
+        "hosts: 3\nup: 1 Gbit/s\nlatency: 1 ms\npairs: {2-0: '1 Gbit/s, 1 ms'}",
+        "pairs has '2-0', which is no pair of hosts. Use 0-1 to 1-2, the smaller host first",
+        tuple(f"hosts: 3\nup: 1 Gbit/s\nlatency: 1 ms\npairs: {{{pair}: '1 Gbit/s, 1 ms'}}" for pair in ("0-1", "1-2")),
+    ),
+    Case(
+        "hosts: 2\nup: [1 Gbit/s]\nlatency: 1 ms",
+        "up has 1 rates for 2 hosts. Use one rate, or one per host",
+        ("hosts: 2\nup: 1 Gbit/s\nlatency: 1 ms", "hosts: 2\nup: [1 Gbit/s, 2 Gbit/s]\nlatency: 1 ms"),
+    ),
+    Case(
+        PAIRS,
+        "pairs lacks 0-2. Add it, or give up and latency for pairs without an entry",
+        (PAIRS.replace("}", ", 0-2: '1 Gbit/s, 1 ms'}"), f"{PAIRS}up: 1 Gbit/s\nlatency: 1 ms"),
+    ),
+]
+
+
+@pytest.mark.parametrize("case", FILES, ids=case_id)
+def test_advice_on_a_file_works(case, tmp_path):
+    with advises(case.advice):
+        read_links(written(tmp_path, case.arguments))
+    for text in case.follow:
+        assert read_links(written(tmp_path, text)).hosts in (2, 3)
 
 
 def test_neither_a_file_nor_a_line(tmp_path):

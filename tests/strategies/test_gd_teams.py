@@ -232,7 +232,10 @@ def test_yaml_sexagesimal_split_is_parsed():
 def test_lags_are_read_from_a_run(tmp_path):
     path = tmp_path / "lags.jsonl"
     settings = (*TEAMS, f"strategy.lags_from_run={tmp_path}")
-    with advises(f"no {path}. Use the folder of a run with --strategy async on two ranks or more."):
+    with advises(
+        f"strategy.lags_from_run={tmp_path}: there is no {path}. "
+        "Use the folder of a run with --strategy async on two ranks or more."
+    ):
         fill_strategy_defaults(tiny_run.make_run(*settings))
     path.write_text('{"first": 0, "fakes": [1, 2], "critic": [0, 0]}\n{"first": 2, "fakes": [2], "critic": [1]}\n')
     strategy = fill_strategy_defaults(tiny_run.make_run(*settings)).strategy

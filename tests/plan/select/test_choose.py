@@ -5,11 +5,12 @@ import signal
 import pytest
 
 import fake_profiles
-from advice import advises
+from advice import Case, advises
 from paragan.config.resolve import fill_strategy_defaults
 from paragan.config.run import to_saved_dict
 from paragan.core.schema import read_yaml
 from paragan.plan.measure_links import round_robin
+from paragan.plan.profile.profile import profile_to_yaml
 from paragan.plan.select.candidates import parse_strategy
 from paragan.plan.select.choose import (
     comparable_candidates,
@@ -124,14 +125,26 @@ def test_one_rank_chooses_once(tmp_path):
     assert "with which this run was started" in repeated.out + repeated.err
 
 
-def test_a_profile_of_bench_step_is_reused(tmp_path):
-    file = tmp_path / "profile.yaml"
-    assert run_cli("bench", "step", "digits", "--seconds=1", "--noise-kimg=0", f"--out={file}").status == 0
-    ended = run_cli(
-        *("train", "digits", "--strategy=auto", f"--strategy.profile={file}", f"--run-dir={tmp_path}/run"),
-        *("--kimg=0.1", QUICK),
-    )
+def test_a_profile_of_bench_step_is_used_as_advised(tmp_path, check_advice):
+    profile = fake_profiles.make_profile()
+    (tmp_path / "other.yaml").write_text(profile_to_yaml(profile))
+    (tmp_path / "broken.yaml").write_text(profile_to_yaml(dataclasses.replace(profile, g=())))
+    ended = run_cli("bench", "step", "digits", "--seconds=1", "--noise-kimg=0", f"--out={tmp_path}/profile.yaml")
     assert ended.status == 0, ended.err
+    train = f"train digits --strategy=auto --run-dir=NEW/run --kimg=0.1 {QUICK} --strategy.profile=NEW/"
+    plan = "plan digits --strategies=sync --profile=NEW/"
+    good = "profile=NEW/profile.yaml"
+    for case in (
+        Case(f"{train}other.yaml", "Use `paragan bench step digits --out NEW/other.yaml`", (f"--strategy.{good}",)),
+        Case(f"{plan}none.yaml", "Use `paragan bench step RECIPE --out NEW/none.yaml`", (f"--{good}",)),
+        Case(f"{plan}broken.yaml", "Use `paragan bench step RECIPE --out FILE`", (f"--{good}",)),
+        Case(
+            f"{plan}other.yaml",
+            "Use `paragan bench step digits --out NEW/other.yaml` with the same settings",
+            (f"--{good}",),
+        ),
+    ):
+        check_advice(case)
 
 
 QUICK = "--evaluation.metrics=[]"
@@ -167,8 +180,6 @@ def test_an_auto_run_is_resumed(tmp_path):
 
 
 def test_a_profile_of_another_device_is_refused(tmp_path, processes):
-    from paragan.plan.profile.profile import profile_to_yaml
-
     (tmp_path / "other.yaml").write_text(profile_to_yaml(fake_profiles.make_profile()))
     run = ["train", "digits", "--strategy=auto", f"--strategy.profile={tmp_path}/other.yaml", f"--run-dir={tmp_path}/r"]
     ranks = processes.start_ranks(2, *run)
