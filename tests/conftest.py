@@ -83,6 +83,7 @@ def advice_inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     np.savez(folder / "signed.npz", images=np.clip(values.astype(np.int16) - 500, -500, 499))
     np.savez(folder / "stats.npz", mu=np.zeros(64), sigma=np.eye(64))
     np.savez(folder / "small.npz", images=images[:, :8, :8, :1], labels=np.arange(64) % 10)
+    np.savez(folder / "two.npz", images=images[:, :8, :8, :1], labels=np.arange(64) % 2)
     np.save(folder / "floats.npy", images[..., 0] / 255)
     np.savez(folder / "floats.npz", images=images[..., 0] / 255)
     np.savez(folder / "numbers.npz", x=rng.normal(size=(64, 2)).astype(np.float32))
@@ -93,9 +94,10 @@ def advice_inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def per_label_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run with a generator for every label. Tests must not change it."""
-    return train_tiny(tmp_path_factory.mktemp("labels") / "run", "--kimg=0.5", "--strategy=per-label")
+def per_label_run(tmp_path_factory: pytest.TempPathFactory, advice_inputs: Path) -> Path:
+    """The folder of a run with a generator for each of two labels. Tests must not change it."""
+    settings = (f"--data={advice_inputs}/two.npz", "--kimg=0.064", "--strategy=per-label")
+    return train_tiny(tmp_path_factory.mktemp("labels") / "run", *settings)
 
 
 @pytest.fixture

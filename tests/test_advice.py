@@ -158,7 +158,7 @@ DIGITS_CASES = [
     ),
     Case("--g.optimizer_wrapper=none --g.extrapolation=3", "Use --g.extrapolation=null.", ("--g.extrapolation=null",)),
     Case(
-        "--strategy=per-label --distill_from=LABELS",
+        "--strategy=per-label --distill_from=LABELS --data=DIR/two.npz",
         "distill_from=LABELS: is for one generator, and --strategy per-label has several. Leave one of them out.",
         ("~distill_from", "~strategy"),
     ),
@@ -189,8 +189,12 @@ DIGITS_CASES = [
     Case("seed=1", "Set fields as --some.field=value", ("~seed --seed=1",)),
     Case("--init_from=DIR/no --nets.spectral=true", "Use a run folder", ("--init_from=RUN",)),
     Case("--distill_from=RUN", "Use a run of --strategy per-label", ()),
-    Case("--distill_from=LABELS --data.labels=false", "Use --data.labels=true", ("--data.labels=true",)),
-    Case("--distill_from=LABELS --data.resolution=16", "Use 8", ("--data.resolution=8",)),
+    Case(
+        "--distill_from=LABELS --data=DIR/two.npz --data.labels=false",
+        "Use --data.labels=true",
+        ("--data.labels=true",),
+    ),
+    Case("--distill_from=LABELS --data=DIR/two.npz --data.resolution=16", "Use 8", ("--data.resolution=8",)),
 ]
 
 
