@@ -10,7 +10,7 @@ import shutil
 
 import pytest
 
-from advice import Case, case_id
+from advice import ROOT, Case, case_id, followed_advice, messages_with_advice, missing_tests
 from processes import TINY_RUN_ARGS, run_cli, usage_error
 
 SMALL = "--nets.width=8 --nets.spectral=false"  # its power iteration would take most of the time of a dry run
@@ -74,6 +74,11 @@ DIGITS_CASES = [
         "objective.classifier: teaches D labels, and under --strategy per-label each D sees one. "
         "Use objective.classifier=0",
         ("--objective.classifier=0",),
+    ),
+    Case(
+        "--strategy=per-label --strategy.ranks_per_label=3 --ranks=4",
+        "--lanes 2: 4 ranks of a label cannot share them. Use --lanes 4 --batch 4 or more, or at most 2 ranks",
+        ("--lanes=4", "--ranks=2 --strategy.ranks_per_label=2"),
     ),
     Case("--strategy=per-label --kimg=0.01", "Use --kimg 0.16 or more", ("--kimg=0.16",)),
     Case(
@@ -470,6 +475,12 @@ def test_statistics_are_written_as_advised(finished, tmp_path):
     assert f"Use `paragan data stats PATH --out {stats}` to write it" in usage_error(*command)
     assert run_cli("data", "stats", "digits", "--out", stats).status == 0
     assert run_cli(*command).status == 0
+
+
+def test_every_piece_of_advice_is_followed_by_a_test():
+    """Every message of the program that gives advice has a test that does what it says (tests/advice.py)."""
+    missing = missing_tests(messages_with_advice(ROOT / "paragan"), followed_advice(ROOT / "tests"))
+    assert missing == []
 
 
 # runs that are there already --------------------------------------------------------------------------------------

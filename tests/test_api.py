@@ -192,6 +192,22 @@ def test_values_of_another_type_are_refused_and_those_of_the_advice_accepted():
         assert scale_mgr.train(pg.Estimator(PlainG(), PlainD()))["Progress/step"] == 1
 
 
+def test_a_policy_with_an_objective_of_its_own_is_refused_beside_yours():
+    class Own:
+        second_order = False
+        generator = discriminator = staticmethod(lambda *batches: pg.Loss(torch.zeros(())))
+
+    objective = Own()
+    own = config(objective=objective)
+    with advises(
+        "policy wcgan: sets objective.loss=wasserstein, objective.r1=0, objective.r2=0, objective.gp=0, "
+        "objective.clip=0.01, objective.lecam=0, but config.objective is your own. Use one"
+    ):
+        pg.with_policy(own, "wcgan", 64)
+    assert pg.with_policy(config(), "wcgan", 64).objective.clip == 0.01
+    assert pg.with_policy(own, "ttur", 64).objective is objective
+
+
 def test_scores_and_networks_follow_the_advice_on_their_order():
     gan, other = pg.Estimator(PlainG(), PlainD()), pg.Estimator(PlainG(), PlainD())
     with make_manager() as scale_mgr, make_manager() as other_mgr:

@@ -23,6 +23,7 @@ from paragan.models.model import find_init_model_dir, find_model_dir
 from paragan.models.weights_fingerprint import weights_fingerprint
 from paragan.nets import Spec
 from paragan.nets.conditioning import resolve_d_conditioning
+from paragan.strategies.per_label_wcgan import PerLabel
 from paragan.train.build import build_game, build_networks, make_teacher
 from paragan.train.callbacks.scoring import check_evaluation
 from paragan.train.rank_agreement import (
@@ -65,6 +66,8 @@ def prepare(run: Run, ranks: int = 1, dataset: Dataset | None = None, *, check_p
     run = replace(resolve(run, dataset), fingerprints=fingerprint_inputs(run, dataset))
     if check_parts:
         _check_parts(run, dataset)
+        if run.per_label and dataset.classes:
+            _check_ranks_of_labels(run.per_label, run.lanes, ranks, len(dataset.classes))
     return Prepared(run, dataset)
 
 
@@ -92,6 +95,18 @@ def fingerprint_inputs(run: Run, dataset: Dataset) -> InputFingerprints:
         with contextlib.suppress(UsageError):
             fingerprints[name] = weights_fingerprint(find_dir(Path(path))) if path else ""
     return InputFingerprints(data=dataset.fingerprint, **fingerprints)
+
+
+def _check_ranks_of_labels(strategy: PerLabel, lanes: int, ranks: int, labels: int) -> None:
+    """Raise UsageError if the ranks of a label cannot train it together."""
+    teams = {strategy.ranks_of_label(rank, ranks, labels) for rank in range(ranks)}
+    for size in sorted({len(team) for team in teams}, reverse=True):
+        if size > lanes:
+            raise UsageError(
+                f"--lanes {lanes}: {size} ranks of a label cannot share them. Use --lanes {size} --batch {size} or "
+                f"more, or at most {lanes * len(teams)} ranks"
+            )
+        strategy.per_label_strategy.check(size)
 
 
 def _check_parts(run: Run, dataset: Dataset) -> None:

@@ -21,7 +21,6 @@ from paragan.data.dataset import Dataset
 from paragan.models.model import init_per_label_model
 from paragan.models.model_files import read_model_config
 from paragan.models.sampler import LabelPrior
-from paragan.strategies.per_label_wcgan import PerLabel
 from paragan.train.callbacks.sample_images import draw_reals
 from paragan.train.console import RunConsole
 from paragan.train.per_label.jobs import describe_jobs, describe_rare_labels, make_jobs
@@ -60,7 +59,6 @@ def train_per_label(
         strategy = run.per_label
         assert strategy is not None
         ranks = strategy.ranks_of_label(world.rank, world.size, len(jobs))
-        on_all_ranks(world, lambda: _check_ranks_per_label(run.lanes, strategy, len(ranks)))
     lines = [
         *reasons,
         *dataset.describe().splitlines(),
@@ -84,16 +82,6 @@ def leave_on_error(world: World) -> Iterator[None]:
     except BaseException as error:
         world.__exit__(type(error), error, None)
         raise
-
-
-def _check_ranks_per_label(lanes: int, strategy: PerLabel, ranks: int) -> bool:
-    """Raise UsageError if so many ranks cannot train a label together; else return True."""
-    if ranks > lanes:
-        raise UsageError(
-            f"--lanes {lanes}: {ranks} ranks of a label cannot share them. Use --strategy.ranks_per_label={lanes}"
-        )
-    strategy.per_label_strategy.check(ranks)
-    return True
 
 
 def _prepare_run_dir(run: Run, dataset: Dataset, request: RunDirRequest, world: World) -> str:
