@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from paragan.comm.world import World
 from paragan.config.resolve import make_spec, resolve
@@ -45,14 +45,32 @@ def make_dataset() -> Dataset:
     return dataclasses.replace(dataset, images=dataset.images[:300], labels=dataset.labels[:300])
 
 
-def make_session(config: Run, world: World | None = None, checkpoint_dir: Any = None) -> Session:
+class OfDtype(nn.Module):
+    """A network whose parameters are of another dtype than float32."""
+
+    def __init__(self, net: nn.Module, dtype: torch.dtype):
+        super().__init__()
+        self.net, self.dtype = net.to(dtype), dtype
+
+    def forward(self, x: Tensor, y: Tensor | None) -> Tensor:
+        return self.net(x.to(self.dtype), y)
+
+
+def make_session(
+    config: Run,
+    world: World | None = None,
+    checkpoint_dir: Any = None,
+    dtype: torch.dtype | None = None,
+) -> Session:
+    """Build a session. dtype: of the parameters of both networks."""
     world = world or World.solo()
     data = make_dataset()
     config = resolve(config, data)
     loaded = checkpoint_dir and checkpoint.read_checkpoint(checkpoint_dir, world.rank, world.size)
-    return build_session(
-        config, world, data, build_networks(config, make_spec(config.data, data), world.device), loaded
-    )
+    networks = build_networks(config, make_spec(config.data, data), world.device)
+    if dtype:
+        networks = dataclasses.replace(networks, g=OfDtype(networks.g, dtype), d=OfDtype(networks.d, dtype))
+    return build_session(config, world, data, networks, loaded)
 
 
 def play_rounds(config: Run, rounds: int, world: World | None = None) -> dict[str, Tensor]:
@@ -63,9 +81,11 @@ def play_rounds(config: Run, rounds: int, world: World | None = None) -> dict[st
     return gather_owner_state(s)
 
 
-def save_after(config: Run, rounds: int, world: World, folder: Path) -> tuple[Path, Session]:
+def save_after(
+    config: Run, rounds: int, world: World, folder: Path, dtype: torch.dtype | None = None
+) -> tuple[Path, Session]:
     """The checkpoint after some rounds, and the session that wrote it."""
-    s = make_session(config, world)
+    s = make_session(config, world, dtype=dtype)
     for _ in range(rounds):
         play_round(s)
     if s.role.drain:

@@ -84,9 +84,9 @@ class AsyncGossip:
             if self._pending_swaps[j, bucket.index].work.is_done:
                 self._apply_swap(j, bucket)
 
-    def traffic(self, n: int) -> Traffic:
+    def traffic(self, n: int, itemsize: int) -> Traffic:
         """Return the most that is sent: a slow link carries less."""
-        return Traffic(len(self.weights) * 4 * n, len(self.weights))
+        return Traffic(len(self.weights) * itemsize * n, len(self.weights))
 
     def progress(self) -> None:
         """Continue to swap without a step.

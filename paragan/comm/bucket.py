@@ -52,12 +52,16 @@ class Bucket:
             self.states[name] = torch.zeros_like(self.grads)
         return self.states[name]
 
-    def workspace(self, name: str, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    def workspace(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         """Return a tensor [*shape] that is not checkpointed, with its former contents; zeros at first.
 
         It has the same storage at every step, because allocating new pages costs more than filling them.
+
+        Args:
+            dtype: by default that of the parameters, so that it can hold what replicas send to each other.
         """
         if name not in self._workspaces or self._workspaces[name].shape != shape:
+            dtype = dtype or self.params.dtype
             self._workspaces[name] = torch.zeros(shape, dtype=dtype, device=self.grads.device)
         return self._workspaces[name]
 
@@ -73,6 +77,6 @@ class Exchange(Protocol):
         """Exchange one bucket in one step; yield what to wait for."""
         ...
 
-    def traffic(self, n: int) -> Traffic:
-        """Return what one rank sends for a bucket of n numbers, in one step."""
+    def traffic(self, n: int, itemsize: int) -> Traffic:
+        """Return what one rank sends for a bucket of n numbers of `itemsize` bytes, in one step."""
         ...

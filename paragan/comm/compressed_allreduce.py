@@ -162,7 +162,7 @@ class CompressedAllReduce:
         yield ALL_RECEIVED
         shards.commit_residual()
 
-    def traffic(self, n: int) -> Traffic:
+    def traffic(self, n: int, itemsize: int) -> Traffic:
         """Return what one rank sends in one step."""
         size = self.group.size
         nbytes = self.wire.nbytes(shard_length(n, size))

@@ -34,7 +34,7 @@ class NoExchange:
     def __call__(self, bucket: Bucket, step: int) -> Generator[Work | ExchangeEvent]:
         yield from ()
 
-    def traffic(self, n: int) -> Traffic:
+    def traffic(self, n: int, itemsize: int) -> Traffic:
         return Traffic()
 
 
@@ -58,8 +58,8 @@ class AllReduce:
         yield GRAD_READY  # wait until backward has filled this bucket
         yield self.group.all_reduce_sum(bucket.grads)  # overlaps with the rest of backward
 
-    def traffic(self, n: int) -> Traffic:
-        return ring_all_reduce(4 * n, self.group.size)
+    def traffic(self, n: int, itemsize: int) -> Traffic:
+        return ring_all_reduce(itemsize * n, self.group.size)
 
 
 @dataclass(frozen=True)
@@ -74,8 +74,8 @@ class Blocking:
             assert not isinstance(awaited, ExchangeEvent), "there is no gradient yet"
             awaited.wait()
 
-    def traffic(self, n: int) -> Traffic:
-        return self.inner.traffic(n)
+    def traffic(self, n: int, itemsize: int) -> Traffic:
+        return self.inner.traffic(n, itemsize)
 
 
 @dataclass(frozen=True)
@@ -89,8 +89,8 @@ class Chain:
         yield from self.first(bucket, step)
         yield from self.second(bucket, step)
 
-    def traffic(self, n: int) -> Traffic:
-        return self.first.traffic(n) + self.second.traffic(n)
+    def traffic(self, n: int, itemsize: int) -> Traffic:
+        return self.first.traffic(n, itemsize) + self.second.traffic(n, itemsize)
 
 
 @dataclass(frozen=True)
@@ -104,9 +104,9 @@ class EveryN:
         if (step + 1) % self.period == 0:
             yield from self.inner(bucket, step // self.period)
 
-    def traffic(self, n: int) -> Traffic:
+    def traffic(self, n: int, itemsize: int) -> Traffic:
         """Return the mean over a period."""
-        return _mean_traffic(self.inner.traffic(n), self.period)
+        return _mean_traffic(self.inner.traffic(n, itemsize), self.period)
 
 
 def _mean_traffic(once: Traffic, period: int) -> Traffic:
@@ -115,11 +115,29 @@ def _mean_traffic(once: Traffic, period: int) -> Traffic:
 
 
 @dataclass(frozen=True)
-class LocalSGD:
-    """Step on this rank's own gradient, and average the parameters over ranks before every `period`-th step.
+class OwnGradient:
+    """Step on this rank's own gradient: nothing is sent.
 
-    Local SGD (Stich 2019; for games: Deng and Mahdavi 2021). What is sent is the difference to the last mean. `inner`
-    treats it like a gradient, so it can be compressed.
+    weight : this rank's part of the total batch
+    """
+
+    weight: float
+
+    def __call__(self, bucket: Bucket, step: int) -> Generator[Work | ExchangeEvent]:
+        yield GRAD_READY
+        bucket.grads.div_(self.weight)
+
+    def traffic(self, n: int, itemsize: int) -> Traffic:
+        return Traffic()
+
+
+@dataclass(frozen=True)
+class LocalSGD:
+    """Step on this rank's own gradient, and average the parameters over ranks after every `period` rounds.
+
+    Local SGD (Stich 2019; for games, local SGDA: Deng and Mahdavi 2021). Both players are averaged when the round after
+    a period starts, before any turn, so that neither trains against an opponent that is not averaged yet. What is sent
+    is the difference to the last mean. `inner` treats it like a gradient, so it can be compressed.
 
     weight : this rank's part of the total batch, and so of the mean
     """
@@ -129,7 +147,6 @@ class LocalSGD:
     weight: float
 
     def __call__(self, bucket: Bucket, step: int) -> Generator[Work | ExchangeEvent]:
-        yield TURN_STARTED
         is_first = "anchor" not in bucket.states
         anchor = bucket.state("anchor")  # the last mean
         if is_first:
@@ -141,12 +158,65 @@ class LocalSGD:
                     awaited.wait()
             bucket.params.copy_(anchor.sub_(bucket.grads))
             bucket.grads.zero_()
-        yield GRAD_READY
-        bucket.grads.div_(self.weight)
+        yield from OwnGradient(self.weight)(bucket, step)
 
-    def traffic(self, n: int) -> Traffic:
+    def traffic(self, n: int, itemsize: int) -> Traffic:
         """Return the mean over a period."""
-        return _mean_traffic(self.inner.traffic(n), self.period)
+        return _mean_traffic(self.inner.traffic(n, itemsize), self.period)
+
+
+@dataclass(frozen=True)
+class Accumulate:
+    """Sum this rank's gradients over `period` rounds, then exchange their mean.
+
+    The optimizer steps at the end of a period only (`Turn.step_period`). The sum is a bucket state.
+    """
+
+    inner: Exchange
+    period: int
+
+    def __call__(self, bucket: Bucket, step: int) -> Generator[Work | ExchangeEvent]:
+        accumulated = bucket.state("accumulated")
+        yield GRAD_READY
+        if (step + 1) % self.period:
+            yield ALL_RECEIVED
+            accumulated.add_(bucket.grads)
+        else:
+            bucket.grads.add_(accumulated).div_(self.period)
+            yield from self.inner(bucket, step)
+            yield ALL_RECEIVED
+            accumulated.zero_()
+
+    def traffic(self, n: int, itemsize: int) -> Traffic:
+        """Return the mean over a period."""
+        return _mean_traffic(self.inner.traffic(n, itemsize), self.period)
+
+
+@dataclass(frozen=True)
+class SyncEveryN:
+    """Exchange gradients in every `period`-th round; in the others step on this rank's own. Parameters drift apart.
+
+    weight : this rank's part of the total batch
+    """
+
+    inner: Exchange
+    period: int
+    weight: float
+
+    def __call__(self, bucket: Bucket, step: int) -> Generator[Work | ExchangeEvent]:
+        if (step + 1) % self.period:
+            yield from OwnGradient(self.weight)(bucket, step)
+        else:
+            yield from self.inner(bucket, step)
+
+    def traffic(self, n: int, itemsize: int) -> Traffic:
+        """Return the mean over a period."""
+        return _mean_traffic(self.inner.traffic(n, itemsize), self.period)
+
+
+def for_later_turns(exchange: Exchange) -> Exchange:
+    """Return the exchange of a player's further turns in a round: parameters are averaged in the first one only."""
+    return OwnGradient(exchange.weight) if isinstance(exchange, LocalSGD) else exchange
 
 
 @dataclass(frozen=True)
@@ -183,5 +253,5 @@ class OptimisticMirrorDescent:
         finally:  # also if the step is aborted
             bucket.params.copy_(original)
 
-    def traffic(self, n: int) -> Traffic:
-        return self.inner.traffic(n)
+    def traffic(self, n: int, itemsize: int) -> Traffic:
+        return self.inner.traffic(n, itemsize)

@@ -175,7 +175,7 @@ class FlatParams:
 
     def traffic(self, exchange: Exchange) -> Traffic:
         """Return what one rank sends in one step for this network."""
-        first, *rest = (exchange.traffic(bucket.grads.numel()) for bucket in self.buckets)
+        first, *rest = (exchange.traffic(b.grads.numel(), b.grads.itemsize) for b in self.buckets)
         return sum(rest, start=first)
 
     def _register_hooks(self) -> None:

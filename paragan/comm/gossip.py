@@ -40,10 +40,10 @@ class Gossip:
             for j, weight in peers.recv_from.items():
                 bucket.params.add_(received[j], alpha=weight)
 
-    def traffic(self, n: int) -> Traffic:
+    def traffic(self, n: int, itemsize: int) -> Traffic:
         """Return the mean over ranks and steps."""
         messages = self.rounds * messages_per_step(self.topology, self.group.size)
-        return Traffic(round(messages * 4 * n), round(messages))
+        return Traffic(round(messages * itemsize * n), round(messages))
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class CompressedGossip:
     def _recv_copy(self, bucket: Bucket, j: int) -> torch.Tensor:
         return bucket.state(f"recv_copy -{(self.group.rank - j) % self.group.size}")
 
-    def traffic(self, n: int) -> Traffic:
+    def traffic(self, n: int, itemsize: int) -> Traffic:
         """Return the mean over ranks and steps."""
         messages = self.rounds * messages_per_step(self.topology, self.group.size)
         return Traffic(round(messages * self.wire.nbytes(n)), round(messages))

@@ -32,12 +32,16 @@ class EMAConfig:
 
 
 class EMA:
-    """The average of one flat parameter vector. Buffers are not averaged: averaged spectral-norm vectors explode."""
+    """The average of one flat parameter vector. Buffers are not averaged: averaged spectral-norm vectors explode.
+
+    params : [total] float32 where the parameters are bfloat16 or float16, which would round the small steps of an
+             average to nothing; else of their dtype
+    """
 
     def __init__(self, params: Tensor, config: EMAConfig):
-        self.params = params.clone()
+        self.params = params.to(torch.promote_types(params.dtype, torch.float32), copy=True)
         self.config = config
 
     @torch.no_grad()
     def update(self, params: Tensor, total_images: int, new_images: int) -> None:
-        self.params.lerp_(params, 1 - self.config.decay(total_images, new_images))
+        self.params.lerp_(params.to(self.params.dtype), 1 - self.config.decay(total_images, new_images))

@@ -145,16 +145,18 @@ class Player:
         """The learning rate of the current step."""
         return self.optimizer.param_groups[0]["lr"]
 
-    def step(self, total_images: int, new_images: int) -> None:
+    def step(self, total_images: int, new_images: int, *, update: bool = True) -> None:
         """Take the optimizer step; then clip weights, apply batch moments and update the average.
 
         Args:
             total_images: real images seen after the step.
             new_images: real images of this step.
+            update: whether the optimizer steps; false where gradients are accumulated.
         """
         self.flat.finish()
-        with self.update_norm.measuring_step() if self.update_norm else contextlib.nullcontext():
-            self.optimizer.step()
+        if update:
+            with self.update_norm.measuring_step() if self.update_norm else contextlib.nullcontext():
+                self.optimizer.step()
         if self.weight_clip is not None:
             self.flat.params.clamp_(-self.weight_clip, self.weight_clip)
         if self._moments_work:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from paragan.comm.bucket import Exchange
+from paragan.comm.exchange import for_later_turns
 from paragan.comm.process_group import Group
 from paragan.core.devices import BACKENDS, ContextManager, backend_of
 from paragan.core.types import Batch, Loss
@@ -31,6 +32,7 @@ class Turn:
     team            : the ranks that take the same step
     weight          : this rank's part of the team's gradient, own lanes / team lanes (comm/exchange.py)
     needs_new_reals : whether it takes a new batch of reals, or uses the last one again
+    step_period     : the optimizer steps in every so many rounds (with gradients that its exchange has accumulated)
     on_step_end     : called after the step
     recorder        : captures and replays its passes, if they are captured
     """
@@ -41,8 +43,14 @@ class Turn:
     team: Group
     weight: float = 1.0
     needs_new_reals: bool = True
+    step_period: int = 1
     on_step_end: Callable[[int], None] = no_op
     recorder: GraphRecorder | None = None
+
+    def repeated(self, times: int) -> tuple[TurnGroup, ...]:
+        """Return this turn, taken `times` times in a round."""
+        later = replace(self, exchange=for_later_turns(self.exchange))
+        return ((self,), *([(later,)] * (times - 1)))
 
     def backward(self, micro_batches: Sequence[Batch], step: int) -> Iterator[tuple[Turn, Loss, int]]:
         """Run forward and backward of every micro-batch. The opponent gets no gradients.
@@ -113,7 +121,7 @@ def play_turns(
                 with stream:
                     losses += turn.backward(micro_batches, step)
     for turn in turns:
-        turn.player.step(total_images, new_images)
+        turn.player.step(total_images, new_images, update=(step + 1) % turn.step_period == 0)
         turn.on_step_end(step)
     return losses
 
@@ -130,12 +138,13 @@ def player_streams(players: Sequence[Player]) -> contextlib.AbstractContextManag
 
 def alternating(d: Turn, g: Turn, d_steps: int) -> tuple[TurnGroup, ...]:
     """D takes `d_steps` steps, then G one against the D that results."""
-    return (*((d,) for _ in range(d_steps)), (g,))
+    return (*d.repeated(d_steps), (g,))
 
 
 def simultaneous(d: Turn, g: Turn, d_steps: int) -> tuple[TurnGroup, ...]:
     """D and G step at once, from the same point. Further steps of D come before."""
-    return (*((d,) for _ in range(d_steps - 1)), (d, g))
+    *before, last = d.repeated(d_steps)
+    return (*before, (*last, g))
 
 
 def simultaneous_reuse_fakes(d: Turn, g: Turn, d_steps: int) -> tuple[TurnGroup, ...]:
@@ -143,4 +152,5 @@ def simultaneous_reuse_fakes(d: Turn, g: Turn, d_steps: int) -> tuple[TurnGroup,
 
     Further steps of D come after.
     """
-    return ((g, d), *((d,) for _ in range(d_steps - 1)))
+    first, *after = d.repeated(d_steps)
+    return ((g, *first), *after)

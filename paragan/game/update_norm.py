@@ -22,15 +22,15 @@ class UpdateNorm:
     def __init__(self, params: Tensor):
         self._weights = strided_sample(params)
         self._before = self._weights.clone()
-        self._max = params.new_zeros(())
+        self._max = torch.zeros((), device=params.device)
 
     @contextlib.contextmanager
     def measuring_step(self) -> Generator[None]:
         """Measure the optimizer step that is taken inside."""
         self._before.copy_(self._weights)
         yield
-        norm = self._before.square().sum().sqrt()
-        update = (self._weights - self._before).square().sum().sqrt()
+        norm = self._before.float().square().sum().sqrt()
+        update = (self._weights - self._before).float().square().sum().sqrt()
         torch.maximum(self._max, torch.where(norm > 0, update / norm, 0.0), out=self._max)
 
     def pop_max(self) -> Tensor:

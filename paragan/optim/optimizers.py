@@ -65,7 +65,9 @@ class SGD:
 
     def build(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
         """Build the torch optimizer."""
-        options = {"fused": True} if self.fused else {"foreach": False}
+        # torch 2.13's fused kernel for CPUs leaves most 16-bit numbers as they were
+        is_broken = any(p.device.type == "cpu" and p.itemsize == 2 for p in parameters)
+        options = {"fused": True} if self.fused and not is_broken else {"foreach": False}
         return torch.optim.SGD(parameters, lr=self.lr, momentum=self.momentum, **options)
 
 

@@ -74,7 +74,7 @@ def estimate_run_cost(
         round_flops: of one round over all ranks.
         peak_bytes: of a rank.
     """
-    state = sum(4 * 4 * p.flat.params.numel() for p in game.players) + 4 * game.g.flat.params.numel()
+    state = sum(4 * p.flat.params.nbytes for p in game.players) + game.g.flat.params.nbytes
     traffic: dict[str, Traffic] = {}
     for role in roles:
         sender = f"a rank of {role.trained_players[0].name}" if role.is_split else "each rank"

@@ -24,17 +24,17 @@ from paragan.game.remote_opponents import SnapshotCodec
 from paragan.game.replay_policy import AnyReplayPolicy, LagPattern, Latest, get_lag
 from paragan.game.stale_opponents import FakeReplayBuffer, StaleDiscriminator
 from paragan.game.turn import simultaneous_reuse_fakes
-from paragan.strategies.base import Coordination, Role, Semantics, StrategyDefaults, StrategyFields, assign_lanes
+from paragan.strategies.base import Coordination, Role, Semantics, StrategyFields, assign_lanes
 from paragan.strategies.gd_teams import TeamLinks, parse_split, split_ranks, validate_split
 from paragan.strategies.lag_trace import read_lags
-from paragan.strategies.sync import Feedback, Period, make_gradient_exchange
+from paragan.strategies.sync import Feedback, Period, PeriodicSync, SyncMode, make_gradient_exchange
 
 Lags = Annotated[LagPattern, Field(min_length=1)] | None
 Split = Annotated[str, BeforeValidator(validate_split)]
 
 
 @config_class
-class Async(StrategyDefaults):
+class Async(PeriodicSync):
     """G and D step at once. On several ranks some train G and some D: D trains on images that the ranks of G sent, G
     against the newest D that the ranks of D sent. On one rank, or with fixed lags, every rank trains both: D on the
     images of G's own turn, so that none are made for D alone.
@@ -52,8 +52,8 @@ class Async(StrategyDefaults):
     wire             : how gradients are encoded for the network
     feedback         : the fraction of what the wire loses that is sent with the next step (null: the default of the
                        wire)
-    sync_period      : 2 or more: ranks step on their own gradients, and average parameters with their team every so
-                       many steps
+    sync_period      : 2 or more: ranks agree with their team after every so many rounds only
+    sync_mode        : how (`Sync`): "parameters", "gradients" or "accumulate"
     """
 
     name: Literal["async"] = "async"
@@ -68,6 +68,7 @@ class Async(StrategyDefaults):
     wire: Wire = Exact()
     feedback: Feedback = None
     sync_period: Period = 1
+    sync_mode: SyncMode = "parameters"
 
     @property
     def optimizer_wrapper(self) -> str:
@@ -147,15 +148,15 @@ class Async(StrategyDefaults):
             )
 
     def role(self, game: Game, world: World, lanes: int) -> Role:
-        if world.size > 1 and self.splits_ranks:
-            return self._split_role(game, world, lanes)
-        return self._colocated_role(game, world, lanes)
+        is_split = world.size > 1 and self.splits_ranks
+        role = self._split_role(game, world, lanes) if is_split else self._colocated_role(game, world, lanes)
+        return self.accumulating(role, game.d_steps)
 
     def _exchange_args(self, player: Player, team: Group, weight: float) -> tuple[Exchange, Group, float]:
         """Return the last arguments of a turn: exchange, team and weight."""
         metered = team.with_meter(player.meter)
-        exchange = make_gradient_exchange(self.wire, metered, self.feedback, self.sync_period, weight)
-        return exchange, metered if self.sync_period == 1 else SingleRankGroup(), weight
+        exchange = make_gradient_exchange(self.wire, metered, self.feedback, self.sync_period, weight, self.sync_mode)
+        return exchange, SingleRankGroup() if self.replicas_drift else metered, weight
 
     def _colocated_role(self, game: Game, world: World, lanes: int) -> Role:
         """Every rank trains both players, and averages gradients with all the others."""
@@ -171,7 +172,7 @@ class Async(StrategyDefaults):
         return Role(
             simultaneous_reuse_fakes(d, g, game.d_steps),
             share,
-            replicated=self.sync_period == 1 or team.size == 1,
+            replicated=not self.replicas_drift or team.size == 1,
             extra_fakes_for_d=False,
             replay_state=(fakes, critic),
             staleness={"fakes": fakes.staleness, "critic": critic.staleness},
@@ -196,12 +197,13 @@ class Async(StrategyDefaults):
                 replay_state=(critic,),
                 staleness={"critic": critic.staleness},
             )
-            return links.to_role(role, self.sync_period, fake_sender.flush, critic.drain)
+            return links.to_role(role, not self.replicas_drift, fake_sender.flush, critic.drain)
         receiver = links.make_fake_receiver()
         snapshot_sender = links.make_snapshot_sender()
         fakes = FakeReplayBuffer(self.replay_policy, receiver.lag, self.max_lead_rounds - 1, game.g_to_d_batch_ratio)
         receiver.replay_buffer = fakes
         d = game.d_turn(fakes, *self._exchange_args(game.d, team, share.weight))
-        groups = (*(((d,),) * (game.d_steps - 1)), (replace(d, on_step_end=snapshot_sender),))
+        *before, (last,) = d.repeated(game.d_steps)
+        groups = (*before, (replace(last, on_step_end=snapshot_sender),))
         role = Role(groups, share, replay_state=(fakes,), staleness={"fakes": fakes.staleness})
-        return links.to_role(role, self.sync_period, receiver.drain, snapshot_sender.flush)
+        return links.to_role(role, not self.replicas_drift, receiver.drain, snapshot_sender.flush)

@@ -187,10 +187,11 @@ class TeamLinks:
             dtypes.append(fakes.labels.dtype)
         return TensorPack(tuple(shapes), tuple(dtypes))
 
-    def to_role(self, role: Role, sync_period: int, *drains: Callable[[], None]) -> Role:
+    def to_role(self, role: Role, replicated: bool, *drains: Callable[[], None]) -> Role:
         """Complete a role with what follows from the teams.
 
         Args:
+            replicated: whether all ranks of a team hold the same player.
             drains: wait until no message of this rank is in flight.
         """
         for waiter in self._wait_threads:
@@ -198,7 +199,7 @@ class TeamLinks:
         g, d = self.split
         return replace(
             role,
-            replicated=sync_period == 1,
+            replicated=replicated,
             owner_ranks=(0, g),
             extra_fakes_for_d=False,
             extra_traffic=self._extra_traffic(),

@@ -159,8 +159,7 @@ class Decentralized(OptimisticDefaults):
             share,
             make_exchange,
             TURN_ORDERS[self.order],
-            # a rank's gradient is the mean over its own lanes: ranks with more lanes weigh more
-            weight=share.weight * size,
+            weight=1.0,  # a rank's gradient is the mean over its own lanes, however many it has
             replicated=size == 1,
         )
         return replace(role, barrier=links.barrier, drain=links.drain) if links else role

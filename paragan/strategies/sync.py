@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Literal, Self
 
 from pydantic import Field
@@ -9,9 +10,10 @@ from pydantic import Field
 from paragan.comm.bucket import Exchange
 from paragan.comm.compressed_allreduce import CompressedAllReduce
 from paragan.comm.compression.compressors import Compressor, Exact, Wire
-from paragan.comm.exchange import AllReduce, LocalSGD, NoExchange, ResetAndSkip
+from paragan.comm.exchange import Accumulate, AllReduce, LocalSGD, NoExchange, ResetAndSkip, SyncEveryN
 from paragan.comm.process_group import Group, SingleRankGroup
 from paragan.comm.world import World
+from paragan.core.errors import UsageError
 from paragan.core.schema import config_class
 from paragan.game.game import Game
 from paragan.game.player import Player
@@ -20,37 +22,95 @@ from paragan.strategies.base import Role, StrategyDefaults, TurnOrder, assign_la
 
 Feedback = Annotated[float, Field(ge=0, le=1)] | None
 Period = Annotated[int, Field(ge=1, le=1 << 20)]
+SyncMode = Literal["parameters", "gradients", "accumulate"]
 Order = Literal["alternating", "simultaneous"]
 TURN_ORDERS: dict[str, TurnOrder] = {"alternating": alternating, "simultaneous": simultaneous}
 
 
 def make_gradient_exchange(
-    wire: Compressor, team: Group, feedback: float | None = None, sync_period: int = 1, weight: float = 1.0
+    wire: Compressor,
+    team: Group,
+    feedback: float | None = None,
+    sync_period: int = 1,
+    weight: float = 1.0,
+    sync_mode: SyncMode = "parameters",
 ) -> Exchange:
     """Return the exchange that averages a gradient over a team. A team of one sends nothing.
 
     Args:
         feedback: the fraction of what the wire loses that is sent with the next step (None: the wire's own default).
-        sync_period: at 2 or more, ranks step on their own gradients and average their parameters every so many steps.
-        weight: this rank's part of that average.
+        sync_period: after how many rounds ranks agree.
+        weight: this rank's part of the average.
+        sync_mode: how they agree if the period is 2 or more (`PeriodicSync`).
     """
+    all_reduce = _make_all_reduce(wire, team, feedback)
+    if sync_period == 1:
+        return all_reduce
+    if sync_mode == "accumulate":
+        return Accumulate(all_reduce, sync_period)
     if team.size == 1:
-        return NoExchange() if sync_period == 1 else ResetAndSkip()
+        return ResetAndSkip()
+    if sync_mode == "gradients":
+        return SyncEveryN(all_reduce, sync_period, weight)
+    return LocalSGD(all_reduce, sync_period, weight)
+
+
+def _make_all_reduce(wire: Compressor, team: Group, feedback: float | None) -> Exchange:
+    if team.size == 1:
+        return NoExchange()
     if wire.lossy:
-        all_reduce = CompressedAllReduce(wire, team, wire.feedback if feedback is None else feedback)
-    else:
-        all_reduce = AllReduce(team)
-    return all_reduce if sync_period == 1 else LocalSGD(all_reduce, sync_period, weight)
+        return CompressedAllReduce(wire, team, wire.feedback if feedback is None else feedback)
+    return AllReduce(team)
+
+
+class PeriodicSync(StrategyDefaults):
+    """Answers of strategies whose ranks may agree after every `sync_period` rounds only.
+
+    sync_mode says what that means. "parameters": ranks step on their own gradients, and then average parameters (local
+    SGD). "gradients": gradients are averaged in the last round of a period; in the others ranks step on their own, and
+    parameters are never averaged. "accumulate": gradients are summed over the period, and all ranks take one step with
+    their mean.
+    """
+
+    sync_period: Period
+    sync_mode: SyncMode
+
+    @property
+    def replicas_drift(self) -> bool:
+        """Whether ranks that train one player hold different parameters between exchanges."""
+        return self.sync_period > 1 and self.sync_mode != "accumulate"
+
+    def accumulating(self, role: Role, d_steps: int) -> Role:
+        """Return the role with optimizers that step after every period only, if gradients are accumulated.
+
+        Args:
+            d_steps: turns of D in a round.
+
+        Raises:
+            UsageError: there are several.
+        """
+        if self.sync_period == 1 or self.sync_mode != "accumulate":
+            return role
+        if d_steps > 1:
+            raise UsageError(
+                f"strategy.sync_mode=accumulate: sums one gradient of D in a round, and d_steps is {d_steps}. Use "
+                "--d_steps=1, or --strategy.sync_mode=parameters."
+            )
+        turn_groups = (tuple(replace(turn, step_period=self.sync_period) for turn in group) for group in role.round)
+        return replace(role, round=tuple(turn_groups))
 
 
 @config_class
-class Sync(StrategyDefaults):
+class Sync(PeriodicSync):
     """Every rank trains both players against each other and averages gradients with all the others: n ranks give the
     result of one.
 
     wire        : how gradients are encoded for the network
     feedback    : the fraction of what the wire loses that is sent with the next step (null: the wire's own default)
-    sync_period : 2 or more: ranks step on their own gradients, and average parameters every so many steps (local SGD)
+    sync_period : 2 or more: ranks agree after every so many rounds only
+    sync_mode   : how: "parameters" (steps on own gradients, then the mean of parameters: local SGD), "gradients" (the
+                  mean of gradients in the last round, own ones in the others) or "accumulate" (one step with the mean
+                  of all gradients of the period)
     order       : "alternating" (D, then G) or "simultaneous" (both from the same point)
     """
 
@@ -58,6 +118,7 @@ class Sync(StrategyDefaults):
     wire: Wire = Exact()
     feedback: Feedback = None
     sync_period: Period = 1
+    sync_mode: SyncMode = "parameters"
     order: Order = "alternating"
 
     @property
@@ -74,13 +135,15 @@ class Sync(StrategyDefaults):
     def role(self, game: Game, world: World, lanes: int) -> Role:
         team = world.all_ranks
         share = assign_lanes(lanes, world.rank, world.size)
-        is_replicated = self.sync_period == 1 or world.size == 1
+        is_replicated = not self.replicas_drift or world.size == 1
 
         def make_exchange(player: Player) -> Exchange:
             metered = team.with_meter(player.meter)
-            return make_gradient_exchange(self.wire, metered, self.feedback, self.sync_period, share.weight)
+            return make_gradient_exchange(
+                self.wire, metered, self.feedback, self.sync_period, share.weight, self.sync_mode
+            )
 
-        return make_lockstep_role(
+        role = make_lockstep_role(
             game,
             team if is_replicated else SingleRankGroup(),
             share,
@@ -88,3 +151,4 @@ class Sync(StrategyDefaults):
             TURN_ORDERS[self.order],
             replicated=is_replicated,
         )
+        return self.accumulating(role, game.d_steps)

@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from paragan.comm.compression.compressors import Compressor
 from paragan.comm.flat_params import bucket_bytes
 from paragan.config.resolve import make_spec, resolve_optimizer
 from paragan.config.run import Run
@@ -175,12 +176,23 @@ def build_player(
         bucket_bytes=bucket_bytes(run.strategy.wire),
         track_update_norm=run.health.enabled,
     )
-    if run.strategy.wire.lossy and player.flat.params.dtype != torch.float32:
-        kind = str(player.flat.params.dtype).removeprefix("torch.")
-        raise UsageError(
-            f"--strategy.wire={run.strategy.wire.name}: {name} has {kind} parameters. Use --strategy.wire=exact"
-        )
+    _check_dtype(player, run.strategy.wire)
     return player
+
+
+def _check_dtype(player: Player, wire: Compressor) -> None:
+    """Raise UsageError if the wire or the optimizer cannot compute with numbers of the dtype of the parameters."""
+    dtype = player.flat.params.dtype
+    kind = str(dtype).removeprefix("torch.")
+    if wire.lossy and dtype != torch.float32:
+        raise UsageError(f"--strategy.wire={wire.name}: {player.name} has {kind} parameters. Use --strategy.wire=exact")
+    eps = player.optimizer.param_groups[0].get("eps")
+    if eps and not torch.tensor(eps, dtype=dtype):
+        smallest = torch.finfo(dtype).smallest_normal
+        raise UsageError(
+            f"--{player.name.lower()}.optimizer.eps={eps:g}: is 0 in {kind}, the dtype of the parameters of "
+            f"{player.name}. Use {smallest:.1g} or more"
+        )
 
 
 def make_teacher(run: Run, dataset: Dataset, device: torch.device) -> Teacher:

@@ -118,7 +118,7 @@ def test_counted_bytes_equal_predicted_bytes(pool, size):
         meter = Meter()
         exchange = CompressedAllReduce(Int8(), world.all_ranks.with_meter(meter))
         _, _, bucket_sizes = run_exchange(world, exchange, 3)
-        predicted = sum((exchange.traffic(n) for n in bucket_sizes), start=Traffic())
+        predicted = sum((exchange.traffic(n, 4) for n in bucket_sizes), start=Traffic())
         return (meter.sent_bytes, meter.messages), (3 * predicted.sent_bytes, 3 * predicted.messages)
 
     for counted, predicted in pool(size, job):

@@ -72,7 +72,7 @@ class RecordingExchange:
         yield ALL_RECEIVED
         self.events.append(("all received", address))
 
-    def traffic(self, n):
+    def traffic(self, n, itemsize):
         return Traffic(n, 1)
 
 
@@ -148,7 +148,7 @@ def test_overlapped_equals_not_overlapped(pool, size):
                 yield world.all_ranks.all_reduce_sum(torch.zeros(1))  # awaited when all passes are over
                 yield world.all_ranks.all_reduce_sum(bucket.grads)
 
-            def traffic(self, n):
+            def traffic(self, n, itemsize):
                 return Traffic()
 
         gradients = []

@@ -17,17 +17,18 @@ PLAIN = ("nets.batch_norm=false", "nets.spectral=false", "g.optimizer=sgd", "d.o
 
 
 def simulate_local_sgd(run, ranks, rounds, sync_period):
-    """Step every rank's players in one process, and average them before every `sync_period`-th step."""
+    """Step every rank's players in one process, and average both after every `sync_period` rounds."""
     from paragan.strategies.base import assign_lanes
 
     base = tiny_run.make_session(run)
     games = [tiny_run.make_session(run).game for _ in range(ranks)]
     for step in range(rounds):
-        for name in ("d", "g"):
-            if step and step % sync_period == 0:
+        if step and step % sync_period == 0:
+            for name in ("d", "g"):
                 mean = torch.stack([getattr(game, name).flat.params for game in games]).mean(0)
                 for game in games:
                     getattr(game, name).flat.params.copy_(mean)
+        for name in ("d", "g"):
             for rank, game in enumerate(games):
                 player = getattr(game, name)
                 batch = base.lanes.make_micro_batch(step * run.batch, assign_lanes(run.lanes, rank, ranks).lanes)

@@ -56,7 +56,7 @@ class Diary:
         yield TURN_STARTED
         self.lines.append(f"{self.name} takes its turn in {step}")
 
-    def traffic(self, n):
+    def traffic(self, n, itemsize):
         return Traffic()
 
 

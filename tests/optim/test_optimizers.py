@@ -92,3 +92,12 @@ def test_requires_grad_is_reset_after_an_error():
     with pytest.raises(ZeroDivisionError):
         turn_that_fails()
     assert not any(p.requires_grad for p in player.net.parameters())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("optimizer", [Adam(eps=1e-4), SGD(), SGD(momentum=0.9), RMSprop(eps=1e-4)])
+def test_every_number_of_any_dtype_is_stepped(optimizer, dtype):
+    parameter = torch.nn.Parameter(torch.zeros(1000, dtype=dtype))
+    parameter.grad = torch.ones_like(parameter)
+    optimizer.build([parameter]).step()
+    assert parameter.lt(0).all()

@@ -243,8 +243,9 @@ def _is_equivalent(first: RankSchedule, other: RankSchedule, steps: range, ranks
     def shifted_ops(schedule: RankSchedule, offset: int) -> list[list[TraceOps]]:
         players: dict[PlayerName, None] = dict.fromkeys(turn.player for group in schedule.turn_groups for turn in group)
         return [
-            [shift_ranks(ops, offset, ranks) for ops in schedule.exchange_ops(name, step)]
+            [shift_ranks(ops, offset, ranks) for ops in schedule.exchange_ops(name, step, is_first_turn)]
             for name in players
+            for is_first_turn in (True, False)
             for step in steps
         ]
 

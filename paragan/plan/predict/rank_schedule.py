@@ -12,7 +12,7 @@ from typing import Any, Literal, cast
 
 from paragan.comm.async_gossip import AsyncGossip
 from paragan.comm.bucket import Exchange
-from paragan.comm.exchange import EveryN
+from paragan.comm.exchange import EveryN, for_later_turns
 from paragan.comm.traffic import Traffic
 from paragan.plan.cost import role_traffic
 from paragan.plan.memory import fake_tensor_mode
@@ -78,7 +78,8 @@ class TeamMessages:
 class RankSchedule:
     """Everything that one rank does in a round.
 
-    exchange_ops         : (player, step) -> the operations of the exchange on each bucket
+    exchange_ops         : (player, step, is_first_turn) -> the operations of the exchange on each bucket, in the
+                           player's first turn of a round or in a later one
     traffic              : what the rank sends in a round, as the exchanges predict it
     exchange_state_bytes : memory that the exchanges keep between steps
     mean_lags            : mean lags of fakes and critic, in rounds, of strategies that prescribe them
@@ -86,7 +87,7 @@ class RankSchedule:
 
     rank: int
     turn_groups: tuple[tuple[TurnTiming, ...], ...]
-    exchange_ops: Callable[[PlayerName, int], Sequence[TraceOps]]
+    exchange_ops: Callable[[PlayerName, int, bool], Sequence[TraceOps]]
     async_links: Mapping[PlayerName, AsyncLinks]
     team_messages: TeamMessages | None
     traffic: Traffic
@@ -111,20 +112,29 @@ class ScheduleBuilder:
         with fake_tensor_mode():
             role: Role = self.strategy.role(self.game, world, self.run.lanes)
         exchanges: dict[PlayerName, Exchange] = {
-            _player_name(turn): turn.exchange for group in role.round for turn in group
+            _player_name(turn): turn.exchange for group in reversed(role.round) for turn in group
         }
         tracers: dict[PlayerName, _PlayerTracer] = {}
+        later_tracers: dict[PlayerName, _PlayerTracer] = {}
         async_links: dict[PlayerName, AsyncLinks] = {}
         for name, exchange in exchanges.items():
             numels = self._bucket_numels(name)
             tracers[name] = _PlayerTracer(exchange, numels, self.trace_handle)
+            later = for_later_turns(exchange)
+            later_tracers[name] = tracers[name]
+            if later is not exchange:
+                later_tracers[name] = _PlayerTracer(later, numels, self.trace_handle)
             links = _make_async_links(exchange, numels)
             if links:
                 async_links[name] = links
+
+        def exchange_ops(name: PlayerName, step: int, is_first_turn: bool) -> Sequence[TraceOps]:
+            return (tracers if is_first_turn else later_tracers)[name].trace_step(step)
+
         return RankSchedule(
             rank=rank,
             turn_groups=tuple(tuple(self._turn_timing(role, turn) for turn in group) for group in role.round),
-            exchange_ops=lambda name, step: tracers[name].trace_step(step),
+            exchange_ops=exchange_ops,
             async_links=async_links,
             team_messages=self._team_messages(role, rank) if role.is_split else None,
             traffic=role_traffic(role, self.game),

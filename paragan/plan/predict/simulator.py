@@ -252,12 +252,13 @@ class SimExchanges:
         self._running: list[ExchangeProcess] = []
         self._awaited: list[ExchangeEvent | SimEvent | None] = []
 
-    def start(self, step: int) -> Process:
-        """Start the exchanges at the beginning of a round."""
+    def start(self, step: int, *, is_first_turn: bool = True) -> Process:
+        """Start the exchanges at the beginning of a round, or of a later turn."""
         if self.async_buckets:
             self._running = [bucket.exchange(step) for bucket in self.async_buckets]
         else:
-            self._running = [self._run_ops(ops) for ops in self.rank.schedule.exchange_ops(self.player, step)]
+            bucket_ops = self.rank.schedule.exchange_ops(self.player, step, is_first_turn)
+            self._running = [self._run_ops(ops) for ops in bucket_ops]
         self._awaited = [None] * len(self._running)
         for i in range(len(self._running)):
             yield from self._advance(i)
@@ -292,7 +293,7 @@ class SimExchanges:
     def start_turn(self, step: int) -> Process:
         """Continue the exchanges that wait for the beginning of the turn."""
         if not self._running:
-            yield from self.start(step)
+            yield from self.start(step, is_first_turn=False)
         for i in range(len(self._running)):
             yield from self._advance_past(i, TURN_STARTED)
 

@@ -12,7 +12,7 @@ import torch
 
 import tiny_run
 from paragan.comm import traffic
-from paragan.comm.bucket import GRAD_READY, TURN_STARTED
+from paragan.comm.bucket import GRAD_READY
 from paragan.comm.compressed_allreduce import CompressedAllReduce
 from paragan.comm.compression.compressors import Int8
 from paragan.comm.exchange import AllReduce, LocalSGD
@@ -284,7 +284,7 @@ def test_a_period_begins_with_its_exchange_and_goes_on_without():
     rehearsal = ExchangeTracer(every, 100_000, 0, pen)
     posts = [sum(isinstance(act, Message) for act in rehearsal.trace_step(step)) for step in range(6)]
     assert posts == [1, 0, 0, 1, 0, 0]
-    assert rehearsal.trace_step(7)[0] == WaitEvent(TURN_STARTED)
+    assert rehearsal.trace_step(7)[0] == WaitEvent(GRAD_READY)
 
 
 def test_numbers_are_counted_and_not_computed():
@@ -318,7 +318,13 @@ def test_traces_send_the_strategys_traffic(name, fields):
     for rank in range(4):
         seat = wiring.build(rank)
         turns: list[PlayerName] = [part.player for beat in seat.turn_groups for part in beat]
-        scripts = [script for step in range(period) for player in turns for script in seat.exchange_ops(player, step)]
+        is_first = [turns.index(player) == i for i, player in enumerate(turns)]
+        scripts = [
+            script
+            for step in range(period)
+            for player, first in zip(turns, is_first, strict=True)
+            for script in seat.exchange_ops(player, step, first)
+        ]
         result = [sent_traffic(script) for script in scripts]
         posted = 0
         if seat.team_messages:
