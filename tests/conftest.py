@@ -16,8 +16,8 @@ import pytest
 import torch
 from PIL import Image
 
-TESTS = Path(__file__).parent
-sys.path[:0] = [str(TESTS), str(TESTS / "oracles")]  # tests import rank_pool, tiny_run, smooth_game, ... from here
+sys.path.insert(0, str(Path(__file__).parent))  # tests import rank_pool, tiny_run, ... from here
+sys.path.insert(0, str(Path(__file__).parent / "oracles"))  # and smooth_game from here
 
 import advice
 import browser

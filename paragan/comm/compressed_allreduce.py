@@ -10,7 +10,7 @@ checkpointed, and it is added to the next gradient. `Compressor.feedback` says w
 from __future__ import annotations
 
 import zlib
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from dataclasses import dataclass
 from typing import Never
 
@@ -129,9 +129,10 @@ class GradientShards:
 
 @dataclass(frozen=True)
 class CompressedAllReduce:
-    """Sum the group's shares over a lossy wire in both directions, with error feedback (DQGAN: Chen et al. 2020).
+    """Sum the group's shares over a lossy wire in both directions, with error feedback (after DQGAN, Chen et al. 2020).
 
-    Each rank takes the place of the paper's server for one shard.
+    Each rank is the server for one shard. Unlike the paper's server it quantizes its answer, and what that loses is
+    fed back too; the paper's own form is comm/quantized_descent.py.
 
         p = g + e;  send Q(p);  e <- p - Q(p)                 every rank, for every shard; g is its share times size
         m = mean of Q(p);  send Q(m);  e += size (m - Q(m))   the owner of the shard, whose loss concerns the mean
@@ -158,7 +159,11 @@ class CompressedAllReduce:
         yield work
         shards.decode_mean(encoded_means)
         if not bucket.grads.sum().isfinite():
-            raise_non_finite(bucket, shards, self.wire)
+            causes = (
+                (shards.unshard(shards.outgoing), "not finite"),
+                (shards.unshard(shards.roundtrip(seed=0)), f"too large for the {self.wire.name} wire"),
+            )
+            raise_non_finite(bucket, causes, self.wire)
         yield ALL_RECEIVED
         shards.commit_residual()
 
@@ -173,19 +178,18 @@ class NonFiniteMessage(CommunicationError):
     """A rank sent numbers that are not finite: all ranks refuse the step."""
 
 
-def raise_non_finite(bucket: Bucket, shards: GradientShards, wire: Compressor) -> Never:
+def raise_non_finite(bucket: Bucket, causes: Iterable[tuple[Tensor, str]], wire: Compressor) -> Never:
     """Refuse the step because a gradient is not finite. All ranks call this.
+
+    Args:
+        causes: vectors [n] of this rank, and what is wrong with its gradient if one has such numbers.
 
     Raises:
         Diverged: this rank sent it; names the parameter.
         NonFiniteMessage: another rank did.
     """
-    causes = (
-        (shards.outgoing, "not finite"),
-        (shards.roundtrip(seed=0), f"too large for the {wire.name} wire"),
-    )
     for vector, cause in causes:
-        bad = shards.unshard(vector).isfinite().logical_not().nonzero()
+        bad = vector.isfinite().logical_not().nonzero()
         if len(bad):
             name = bucket.parameter_at(int(bad[0]))
             raise Diverged(f"the gradient of {name} is {cause}: the step was refused")

@@ -221,37 +221,31 @@ def for_later_turns(exchange: Exchange) -> Exchange:
 
 @dataclass(frozen=True)
 class OptimisticMirrorDescent:
-    """Take the gradient at an extrapolated point, and step from the original one (Chen et al. 2020; Popov 1980).
+    """Take the gradient at an extrapolated point, and step from the original one (Popov 1980; Liu et al. 2020).
 
-        w_half = w - lr (F_prev + e);  F = gradient at w_half;  then `inner`, then w <- w - lr F
+        w_half = w - lr F_prev;  F = gradient at w_half;  w <- w - lr F
 
-    F_prev is this rank's own previous gradient; e is its residual, if `inner` has one.
+    F_prev is the previous gradient. The first round only takes the gradient at the start, which is the first F_prev.
 
-    get_lr           : the learning rate of the optimizer, which has to be plain SGD
-    weight           : this rank's part of the total batch
-    include_residual : whether e is part of the extrapolation
+    get_lr : the learning rate of the optimizer, which has to be plain SGD
     """
 
-    inner: Exchange
     get_lr: Callable[[], float]
-    weight: float = 1.0
-    include_residual: bool = True
 
     def __call__(self, bucket: Bucket, step: int) -> Generator[Work | ExchangeEvent]:
         yield TURN_STARTED
+        is_first = "previous" not in bucket.states
         original = bucket.workspace("original params", bucket.params.numel()).copy_(bucket.params)
         previous = bucket.state("previous")
         bucket.params.sub_(previous, alpha=self.get_lr())
-        if self.include_residual and "residual" in bucket.states:
-            bucket.params.sub_(bucket.state("residual"), alpha=self.get_lr())
         try:
             yield GRAD_READY
-            local_grad = torch.div(bucket.grads, self.weight, out=bucket.workspace("local grad", bucket.grads.numel()))
-            yield from self.inner(bucket, step)
             yield ALL_RECEIVED
-            previous.copy_(local_grad)
+            previous.copy_(bucket.grads)
+            if is_first:
+                bucket.grads.zero_()
         finally:  # also if the step is aborted
             bucket.params.copy_(original)
 
     def traffic(self, n: int, itemsize: int) -> Traffic:
-        return self.inner.traffic(n, itemsize)
+        return Traffic()

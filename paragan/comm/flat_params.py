@@ -8,6 +8,7 @@ Parameters that the loss does not use are sent as zeros, before anything else is
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections import deque
 from collections.abc import Generator, Mapping
 from typing import TYPE_CHECKING
@@ -29,13 +30,19 @@ BUCKET_BYTES = 2 << 20  # of float32 numbers
 MESSAGE_BYTES = BUCKET_BYTES // 4  # the least that a bucket's numbers should take on a lossy wire
 
 
-def bucket_bytes(wire: Compressor) -> int:
+def bucket_bytes(wire: Compressor, *, whole_network: bool = False) -> int:
     """Return how many bytes of float32 numbers a bucket should have that is sent over `wire`.
+
+    Args:
+        wire: how the numbers are encoded.
+        whole_network: whether a bucket has to be the whole vector of a network.
 
     Few messages are good, since each costs a latency and gloo has two in flight at a time. Small ones are good too,
     since the link is idle while the answer to the last one is awaited. 2 MB of numbers, or as many as become half a
     megabyte on a lossy wire, is the compromise.
     """
+    if whole_network:
+        return sys.maxsize
     return max(BUCKET_BYTES, MESSAGE_BYTES * BUCKET_BYTES // wire.nbytes(BUCKET_BYTES // 4))
 
 

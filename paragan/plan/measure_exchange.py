@@ -141,7 +141,12 @@ def _time_rounds(
     period = strategy.traffic_period
     rounds = period * -(-rounds // period)
     round_s = compute_ms / 1000 * world.size / lanes
-    game = make_emulated_game(num_params, round_s, d_compute_share, bucket_bytes(strategy.wire))
+    game = make_emulated_game(
+        num_params,
+        round_s,
+        d_compute_share,
+        bucket_bytes(strategy.wire, whole_network=strategy.exchanges_whole_networks),
+    )
     role = strategy.role(game, world, lanes)
     micro_batches = [Batch(torch.zeros(len(role.share.lanes), 1), None, LaneRng(0, 0, role.share.lanes, 1))]
     for step in range(WARM_UP_ROUNDS):

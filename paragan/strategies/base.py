@@ -128,6 +128,8 @@ class Strategy(StrategyFields, Protocol):
     @property
     def gossip_topology(self) -> Topology | None: ...
     @property
+    def exchanges_whole_networks(self) -> bool: ...
+    @property
     def traffic_period(self) -> int: ...
     def role(self, game: Game, world: World, lanes: int) -> Role: ...
 
@@ -153,6 +155,11 @@ class StrategyDefaults:
     @property
     def requires_sgd(self) -> bool:
         """Whether its update is a plain gradient step, so that the optimizer has to be SGD."""
+        return False
+
+    @property
+    def exchanges_whole_networks(self) -> bool:
+        """Whether a network is exchanged as one vector, rounded to float32 if the wire is lossy; else in buckets."""
         return False
 
     # ---- what it goes with

@@ -151,7 +151,7 @@ class Decentralized(OptimisticDefaults):
             mixing = EveryN(mixing, self.sync_period)
             if not self.paper_update:
                 return mixing
-            return Chain(Blocking(mixing), OptimisticMirrorDescent(NoExchange(), lambda: player.learning_rate))
+            return Chain(Blocking(mixing), OptimisticMirrorDescent(lambda: player.learning_rate))
 
         role = make_lockstep_role(
             game,

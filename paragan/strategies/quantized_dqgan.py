@@ -1,8 +1,10 @@
 """DQGAN: quantized gradients with error feedback, on optimistic descent.
 
 Chen, Yang, Shen and Pang, "A Distributed Training Algorithm of Generative Adversarial Networks with Quantized
-Gradients", arXiv 2010.13359. The residual of each bucket is kept by the exchange (comm/compressed_allreduce.py) and is
-part of the checkpoint. The paper's baselines CPOAdam and CPOAdam-GQ are presets (presets.py).
+Gradients", arXiv 2010.13359. With `paper_update` this is the paper's algorithm (comm/quantized_descent.py). By default
+gradients are quantized in both directions (comm/compressed_allreduce.py), which sends less, and any optimizer takes an
+optimistic step with their mean. Residuals are part of the checkpoint. The baselines of the paper, CPOAdam and
+CPOAdam-GQ, are presets (presets.py).
 """
 
 from __future__ import annotations
@@ -11,8 +13,8 @@ from typing import Literal
 
 from paragan.comm.bucket import Exchange
 from paragan.comm.compression.compressors import Int8, Wire
-from paragan.comm.exchange import OptimisticMirrorDescent
 from paragan.comm.process_group import SingleRankGroup
+from paragan.comm.quantized_descent import QuantizedDescent
 from paragan.comm.world import World
 from paragan.core.errors import UsageError
 from paragan.core.schema import config_class
@@ -31,9 +33,9 @@ class Quantized(OptimisticDefaults):
     feedback         : the fraction of what the wire loses that is sent with the next step (null: the wire's own
                        default; 1 with paper_update)
     sync_period      : 2 or more: ranks step on their own gradients, and average parameters every so many steps
-    paper_update     : true: the paper's own update, optimistic mirror descent. Each player takes a plain gradient step
-                       with its learning rate, with the gradient taken one step ahead. false: each player's optimizer,
-                       made optimistic
+    paper_update     : true: the paper's own update. Each player takes plain gradient steps with its learning rate, with
+                       the gradient taken one step ahead; whole steps are quantized, and their mean is not. false: each
+                       player's optimizer, made optimistic; gradients are quantized, and their mean too
     include_residual : with paper_update, whether the residual moves the point where the gradient is taken
     """
 
@@ -48,6 +50,10 @@ class Quantized(OptimisticDefaults):
     @property
     def supports_batch_ramp(self) -> bool:
         return True
+
+    @property
+    def exchanges_whole_networks(self) -> bool:
+        return self.paper_update
 
     @property
     def error_feedback(self) -> float:
@@ -68,10 +74,16 @@ class Quantized(OptimisticDefaults):
 
         def make_exchange(player: Player) -> Exchange:
             team = world.all_ranks.with_meter(player.meter)
-            inner = make_gradient_exchange(self.wire, team, self.error_feedback, self.sync_period, share.weight)
             if not self.paper_update:
-                return inner
-            return OptimisticMirrorDescent(inner, lambda: player.learning_rate, share.weight, self.include_residual)
+                return make_gradient_exchange(self.wire, team, self.error_feedback, self.sync_period, share.weight)
+            return QuantizedDescent(
+                self.wire,
+                team,
+                lambda: player.learning_rate,
+                share.weight,
+                self.error_feedback,
+                self.include_residual,
+            )
 
         team = world.all_ranks if is_replicated else SingleRankGroup()
         order = TURN_ORDERS[self.order]

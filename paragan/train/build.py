@@ -14,10 +14,9 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from paragan.comm.compression.compressors import Compressor
 from paragan.comm.flat_params import bucket_bytes
 from paragan.config.resolve import make_spec, resolve_optimizer
-from paragan.config.run import Run
+from paragan.config.run import AnyStrategy, Run
 from paragan.config.sections import DeviceOptions
 from paragan.config.user_code import UserObjective, check_nets, conditioning_input_of, is_user_defined, weight_clip_of
 from paragan.config.validate import check_gradient_penalty, check_weight_clip
@@ -173,18 +172,19 @@ def build_player(
         lr_factor=lr_schedule(run, player_optim),
         pre_step=power_iteration,
         weight_clip=weight_clip,
-        bucket_bytes=bucket_bytes(run.strategy.wire),
+        bucket_bytes=bucket_bytes(run.strategy.wire, whole_network=run.strategy.exchanges_whole_networks),
         track_update_norm=run.health.enabled,
     )
-    _check_dtype(player, run.strategy.wire)
+    _check_dtype(player, run.strategy)
     return player
 
 
-def _check_dtype(player: Player, wire: Compressor) -> None:
-    """Raise UsageError if the wire or the optimizer cannot compute with numbers of the dtype of the parameters."""
+def _check_dtype(player: Player, strategy: AnyStrategy) -> None:
+    """Raise UsageError if the exchange or the optimizer cannot compute with numbers of the dtype of the parameters."""
     dtype = player.flat.params.dtype
     kind = str(dtype).removeprefix("torch.")
-    if wire.lossy and dtype != torch.float32:
+    wire = strategy.wire
+    if wire.lossy and dtype != torch.float32 and not strategy.exchanges_whole_networks:
         raise UsageError(f"--strategy.wire={wire.name}: {player.name} has {kind} parameters. Use --strategy.wire=exact")
     eps = player.optimizer.param_groups[0].get("eps")
     if eps and not torch.tensor(eps, dtype=dtype):

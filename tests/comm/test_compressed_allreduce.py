@@ -9,7 +9,7 @@ from torch import nn
 from paragan.comm.bucket import Bucket, ExchangeEvent
 from paragan.comm.compressed_allreduce import CompressedAllReduce, NonFiniteMessage
 from paragan.comm.compression.compressors import FP16, Exact, Int4, Int8, RandomK, Sign, TopK
-from paragan.comm.exchange import NoExchange, OptimisticMirrorDescent
+from paragan.comm.exchange import OptimisticMirrorDescent
 from paragan.comm.flat_params import FlatParams
 from paragan.comm.traffic import Meter, Traffic
 from paragan.core.errors import Diverged, RunError
@@ -177,11 +177,13 @@ def test_optimistic_mirror_descent_steps_from_the_original_point():
     params = flat.params.clone()
     previous_gradient = torch.zeros_like(params)
     for step in range(3):
-        with flat.exchanging(OptimisticMirrorDescent(NoExchange(), lambda: lr), step):
+        gradient = random_gradient(0, step, len(params))
+        with flat.exchanging(OptimisticMirrorDescent(lambda: lr), step):
             assert torch.equal(flat.params, torch.sub(params, previous_gradient, alpha=lr))
-            flat.grads.copy_(random_gradient(0, step, len(params)))
+            flat.grads.copy_(gradient)
         flat.finish()
         assert torch.equal(flat.params, params)
-        previous_gradient = flat.grads.clone()
+        assert torch.equal(flat.grads, gradient if step else torch.zeros_like(gradient))
+        previous_gradient = gradient
         flat.params.sub_(flat.grads, alpha=lr)
         params = flat.params.clone()

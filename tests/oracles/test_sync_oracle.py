@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-
 from smooth_game import Gradients, Vectors, play, relative_difference, start
 
 RATE = 0.05

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from paragan.comm.compression.compressors import BF16, Exact, Int4, Int8, Sign
-from paragan.comm.exchange import Blocking, Chain, EveryN, NoExchange, OptimisticMirrorDescent
+from paragan.comm.exchange import Blocking, Chain, EveryN, OptimisticMirrorDescent
 from paragan.comm.flat_params import FlatParams
 from paragan.comm.gossip import CompressedGossip, Gossip
 from paragan.comm.topology import Complete, Matching, OnePeer, RandomRing, Ring, contraction
@@ -87,14 +87,12 @@ def test_dposg_is_the_papers_pseudo_code(pool, ranks, rounds):
     """mix = W^t X;  Z = mix - eta g(Z before);  X = mix - eta g(Z), a gradient an iteration."""
 
     def job(world):
-        exchange = Chain(
-            Blocking(Gossip(Ring(), world.all_ranks, rounds)), OptimisticMirrorDescent(NoExchange(), lambda: RATE)
-        )
+        exchange = Chain(Blocking(Gossip(Ring(), world.all_ranks, rounds)), OptimisticMirrorDescent(lambda: RATE))
         return stepped(world, exchange, sgd, 6)
 
-    x = starts(ranks)
-    before = torch.zeros_like(x)
-    for step in range(6):
+    x = powers(Ring(), ranks, 0, rounds) @ starts(ranks)  # the first round mixes, and takes the gradient at the start
+    before = torch.stack([slope(x[i], i, 0, x.shape[1]) for i in range(ranks)])
+    for step in range(1, 6):
         mix = powers(Ring(), ranks, step, rounds) @ x
         z = mix - RATE * before
         before = torch.stack([slope(z[i], i, step, x.shape[1]) for i in range(ranks)])
@@ -264,9 +262,7 @@ def test_dposg_converges_where_gossip_descent_diverges(pool):
         a = torch.linspace(0.5, 1.0, SIZE) + 0.4 * torch.cos(torch.arange(SIZE) + 2 * torch.pi * rank / size)
         x, y = start(0), start(1)
         mixing = Gossip(Ring(), world.all_ranks)
-        exchange = (
-            Chain(Blocking(mixing), OptimisticMirrorDescent(NoExchange(), lambda: 0.2)) if extrapolate else mixing
-        )
+        exchange = Chain(Blocking(mixing), OptimisticMirrorDescent(lambda: 0.2)) if extrapolate else mixing
         for step in range(800):
             with x.exchanging(exchange, step), y.exchanging(exchange, step):
                 x.grads.copy_(a * y.params)

@@ -9,13 +9,13 @@ import torch
 from torch import nn
 
 import tiny_run
-from paragan.comm.compressed_allreduce import CompressedAllReduce
 from paragan.comm.compression import block_quantizer
 from paragan.comm.compression.compressors import Exact, Int8
-from paragan.comm.exchange import AllReduce, NoExchange, OptimisticMirrorDescent
+from paragan.comm.exchange import NoExchange, OptimisticMirrorDescent
 from paragan.comm.flat_params import FlatParams
+from paragan.comm.quantized_descent import QuantizedDescent
 from paragan.config.resolve import make_spec, resolve
-from paragan.core.errors import UsageError
+from paragan.core.errors import RunError, UsageError
 from paragan.strategies.sync import Sync
 from paragan.train.build import build_game, build_networks
 
@@ -71,17 +71,16 @@ def bilinear(exchange, rank, ranks, steps, *, rate=0.4, noise=0.0, loud=0.0):
 
 
 def test_extrapolation_converges_where_descent_diverges():
-    assert bilinear(lambda rate: OptimisticMirrorDescent(NoExchange(), lambda: rate), 0, 1, 600) < 1e-3
+    assert bilinear(lambda rate: OptimisticMirrorDescent(lambda: rate), 0, 1, 600) < 1e-3
     assert bilinear(lambda rate: NoExchange(), 0, 1, 600) > 1e3
 
 
-def on_ranks(pool, ranks, inner, steps, **settings):
-    """Play the game on several ranks, each extrapolating locally; `inner` makes the exchange of a world."""
+def on_ranks(pool, ranks, wire, steps, feedback=1.0, **settings):
+    """Play the game on several ranks, each extrapolating locally."""
 
     def job(world):
-        exchange = inner(world)
         return bilinear(
-            lambda rate: OptimisticMirrorDescent(exchange, lambda: rate, 1 / ranks),
+            lambda rate: QuantizedDescent(wire, world.all_ranks, lambda: rate, 1 / ranks, feedback),
             world.rank,
             ranks,
             steps,
@@ -92,63 +91,61 @@ def on_ranks(pool, ranks, inner, steps, **settings):
 
 
 def test_error_feedback_ends_five_times_closer_with_three_bits(pool):
-    with_feedback = on_ranks(
-        pool, 2, lambda world: CompressedAllReduce(ThreeBits(), world.all_ranks, 1.0), 500, loud=4.0
-    )
-    without_feedback = on_ranks(
-        pool, 2, lambda world: CompressedAllReduce(ThreeBits(), world.all_ranks, 0.0), 500, loud=4.0
-    )
+    with_feedback = on_ranks(pool, 2, ThreeBits(), 500, loud=4.0)
+    without_feedback = on_ranks(pool, 2, ThreeBits(), 500, feedback=0.0, loud=4.0)
     assert with_feedback < without_feedback / 5
 
 
 def test_noise_falls_as_one_over_the_number_of_workers(pool):
     """The squared noise floor times the number of workers is constant: linear speed-up."""
-    floors = {1: bilinear(lambda rate: OptimisticMirrorDescent(NoExchange(), lambda: rate), 0, 1, 240, noise=0.1) ** 2}
+    floors = {1: bilinear(lambda rate: OptimisticMirrorDescent(lambda: rate), 0, 1, 240, noise=0.1) ** 2}
     for ranks in (2, 4, 8):
-        floors[ranks] = ranks * on_ranks(pool, ranks, lambda world: AllReduce(world.all_ranks), 240, noise=0.1) ** 2
+        floors[ranks] = ranks * on_ranks(pool, ranks, Exact(), 240, noise=0.1) ** 2
     assert max(floors.values()) < 1.35 * min(floors.values())
 
 
-@pytest.mark.parametrize("wire", [Exact(), ThreeBits()], ids=["exact", "three bits"])
-def test_four_ranks_are_the_papers_pseudo_code(pool, wire):
-    """Compare with algorithm 2 in plain PyTorch, all workers in one process."""
-    ranks, rate, steps, n = 4, 0.2, 8, SIZE
-
+def test_at_a_rate_of_0_nothing_moves_and_the_residual_is_kept(pool):
     def job(world):
         flat = FlatParams(Point(1))
-        g = torch.Generator().manual_seed(world.rank)
-        exchange = OptimisticMirrorDescent(CompressedAllReduce(wire, world.all_ranks), lambda: rate, 1 / ranks)
-        for step in range(steps):
+        rates = iter([0.2, 0.2, 0.0])
+        exchange = QuantizedDescent(ThreeBits(), world.all_ranks, lambda: next(rates), 1 / 2)
+        results = []
+        for step in range(3):
             with flat.exchanging(exchange, step):
-                flat.grads.copy_((torch.sin(3 * flat.params) + torch.randn(n, generator=g)) / ranks)
+                flat.grads.copy_(torch.sin(3 * flat.params) / 2)
             flat.finish()
-            flat.params.sub_(flat.grads, alpha=rate)
-        return flat.params.clone()
+            results.append((flat.grads.clone(), flat.states()["step_residual"]))
+        return results
 
-    def coded(x):
-        data, out = torch.zeros(wire.nbytes(len(x)), dtype=torch.uint8), torch.empty_like(x)
-        wire.encode(x.contiguous(), data, 0)
-        wire.decode(data, out)
-        return out
+    for (first, none), (second, residual), (third, kept) in pool(2, job):
+        assert not first.any()
+        assert not none.any()
+        assert second.any()
+        assert residual.any()
+        assert not third.any()
+        assert torch.equal(kept, residual)
 
-    w = Point(1).w.detach().clone()
-    shard = n // ranks
-    before, residual = torch.zeros(ranks, n), torch.zeros(ranks, n)
-    generators = [torch.Generator().manual_seed(m) for m in range(ranks)]
-    for _ in range(steps):
-        half = w - rate * (before + residual)  # every worker is at a different point
-        before = torch.stack([torch.sin(3 * half[m]) + torch.randn(n, generator=generators[m]) for m in range(ranks)])
-        p = before + residual
-        sent = torch.stack([torch.cat([coded(s) for s in row.split(shard)]) for row in p])
-        residual = p - sent
-        mean = sent.mean(0)
-        answer = torch.cat([coded(s) for s in mean.split(shard)])
-        for server in range(ranks):
-            part = slice(server * shard, (server + 1) * shard)
-            residual[server, part] += ranks * (mean - answer)[part]
-        w = w - rate * answer
-    for result in pool(ranks, job):
-        torch.testing.assert_close(result, w, rtol=1e-5, atol=1e-5)
+
+@pytest.mark.parametrize("value", [float("nan"), 1e39])
+def test_a_step_that_is_not_finite_is_refused_by_all_and_changes_nothing(pool, value):
+    def job(world):
+        flat = FlatParams(Point(1).double(), player_name="D")
+        exchange = QuantizedDescent(ThreeBits(), world.all_ranks, lambda: 1.0, 1 / 2)
+        with flat.exchanging(exchange, 0):
+            flat.grads.fill_(0.5)
+        flat.finish()
+        before = flat.states() | {"params": flat.params.clone()}
+        try:
+            with flat.exchanging(exchange, 1):
+                flat.grads.fill_(value if world.rank else 0.5)
+        except RunError as error:
+            return str(error), tiny_run.is_equal(before, flat.states() | {"params": flat.params})
+
+    (other, kept), (own, also_kept) = pool(2, job)
+    assert kept
+    assert also_kept
+    assert "the gradient of D w is " in own
+    assert "delivered numbers that are not finite" in other
 
 
 def test_a_lossy_wire_carries_float32_only():

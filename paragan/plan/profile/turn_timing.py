@@ -90,7 +90,7 @@ class TimingExchange:
         yield ALL_RECEIVED
         self._backward_end = self.backend.record_time()
 
-    def traffic(self, n: int) -> Traffic:
+    def traffic(self, n: int, itemsize: int) -> Traffic:
         return Traffic()
 
     def time_turn(self, action: Callable[[], object]) -> None:
