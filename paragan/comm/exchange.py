@@ -169,20 +169,24 @@ class LocalSGD:
 class Accumulate:
     """Sum this rank's gradients over `period` rounds, then exchange their mean.
 
-    The optimizer steps at the end of a period only (`Turn.step_period`). The sum is a bucket state.
+    The optimizer steps at the end of a period only (`Turn.step_period`). The sum is a bucket state, multiplied by the
+    number of ranks, so that the rule for a changed number of ranks (checkpoints) conserves it.
+
+    ranks : that `inner` sums over
     """
 
     inner: Exchange
     period: int
+    ranks: int = 1
 
     def __call__(self, bucket: Bucket, step: int) -> Generator[Work | ExchangeEvent]:
         accumulated = bucket.state("accumulated")
         yield GRAD_READY
         if (step + 1) % self.period:
             yield ALL_RECEIVED
-            accumulated.add_(bucket.grads)
+            accumulated.add_(bucket.grads, alpha=self.ranks)
         else:
-            bucket.grads.add_(accumulated).div_(self.period)
+            bucket.grads.add_(accumulated, alpha=1 / self.ranks).div_(self.period)
             yield from self.inner(bucket, step)
             yield ALL_RECEIVED
             accumulated.zero_()

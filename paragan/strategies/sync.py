@@ -47,7 +47,7 @@ def make_gradient_exchange(
     if sync_period == 1:
         return all_reduce
     if sync_mode == "accumulate":
-        return Accumulate(all_reduce, sync_period)
+        return Accumulate(all_reduce, sync_period, team.size)
     if team.size == 1:
         return ResetAndSkip()
     if sync_mode == "gradients":

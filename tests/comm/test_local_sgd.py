@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import itertools
 
 import pytest
 import torch
 from torch.nn.functional import relu
 
 import tiny_run
+from advice import advises
 from paragan.comm.world import World
 from paragan.train.loop import play_round
 
@@ -104,6 +106,54 @@ def test_several_steps_of_d_in_a_round(pool):
 
     first, second = pool(2, job)
     assert torch.equal(first, second)
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize("strategy", ["sync", "async"])
+def test_accumulated_over_a_period_n_ranks_equal_one_step_on_all_its_images(pool, strategy, ranks):
+    run = tiny_run.make_run(f"strategy={strategy}", "strategy.sync_period=3", "strategy.sync_mode=accumulate", *PLAIN)
+
+    def job(world):
+        s = tiny_run.make_session(run, world)
+        rows = [(s.game.g.flat.params.clone(), s.game.d.flat.params.clone())]
+        for _ in range(6):
+            play_round(s)
+            rows.append((s.game.g.flat.params.clone(), s.game.d.flat.params.clone()))
+        if s.role.drain:
+            s.role.drain()
+        return rows, [player in s.role.trained_players for player in s.game.players]
+
+    one, _ = job(World.solo())
+    for rows, trained in pool(ranks, job):
+        for player in (0, 1):
+            params = [row[player] for row in rows]
+            moved = [not torch.equal(a, b) for a, b in itertools.pairwise(params)]
+            assert moved == [False, False, True, False, False, True] or not trained[player]
+            if trained[player]:
+                torch.testing.assert_close(params[-1], one[-1][player], rtol=1e-4, atol=1e-6)
+
+
+def test_several_steps_of_d_cannot_be_accumulated():
+    settings = ("strategy=sync", "strategy.sync_period=2", "strategy.sync_mode=accumulate", "d_steps=2")
+    with advises("sums one gradient of D in a round, and d_steps is 2. Use --d_steps=1, or --strategy.sync_mode="):
+        tiny_run.make_session(tiny_run.make_run(*settings))
+    for remedy in ("d_steps=1", "strategy.sync_mode=parameters"):
+        play_round(tiny_run.make_session(tiny_run.make_run(*settings, remedy)))
+
+
+def test_several_steps_of_d_average_once_in_a_period(pool):
+    run = tiny_run.make_run("strategy=sync", "strategy.sync_period=2", "d_steps=3")
+
+    def job(world):
+        s = tiny_run.make_session(run, world)
+        sent = [0]
+        for _ in range(4):
+            play_round(s)
+            sent.append(s.game.d.meter.sent_bytes)
+        return [b - a for a, b in itertools.pairwise(sent)], 4 * s.game.d.flat.params.numel()
+
+    for sent, nbytes in pool(2, job):
+        assert sent == [nbytes, 0, nbytes, 0]
 
 
 def test_one_rank_equals_sync():

@@ -9,6 +9,8 @@ STRATEGIES = {
     "quantized exact": ("strategy=quantized", "strategy.paper_update=true", "strategy.wire=sign"),
     "CPOAdam": ("strategy=CPOAdam",),
     "CPOAdam-GQ": ("strategy=CPOAdam-GQ",),
+    "sync, own gradients between": ("strategy=sync", "strategy.sync_period=2", "strategy.sync_mode=gradients"),
+    "sync, accumulated": ("strategy=sync", "strategy.sync_period=2", "strategy.sync_mode=accumulate"),
     "sync every 2": ("strategy=sync", "strategy.sync_period=2", "strategy.wire=int8"),
     "async": ("strategy=async", "strategy.split=none"),
     "async teams": ("strategy=async",),
@@ -33,4 +35,4 @@ STRATEGIES = {
 RANK_COUNT_INVARIANT = ("sync", "sync simultaneous", "CPOAdam", "async", "async teams", "async, lags and replay")
 
 # Strategies whose ranks hold different parameters, which agree only in the long run.
-UNREPLICATED = ("sync every 2", "gossip", "gossip int8", "DPOSG", "Rand-DP-OAdam")
+UNREPLICATED = ("sync every 2", "sync, own gradients between", "gossip", "gossip int8", "DPOSG", "Rand-DP-OAdam")
