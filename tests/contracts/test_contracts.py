@@ -225,7 +225,7 @@ def test_counted_bytes_equal_predicted_bytes(pool, settings):
 
     for ranks in (2, 3):
         rows = pool(ranks, counted)
-        rounded = 6 if any("every" in setting for setting in settings) else 0
+        rounded = 6 if any("sync_period" in setting for setting in settings) else 0
         for row, expected, _ in rows:
             assert all(a == pytest.approx(b, abs=rounded) for a, b in zip(row, expected, strict=True))
         assert any(any(row) for row, _, _ in rows)
