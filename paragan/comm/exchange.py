@@ -115,7 +115,7 @@ def _mean_traffic(once: Traffic, period: int) -> Traffic:
 
 
 @dataclass(frozen=True)
-class OwnGradient:
+class LocalGradient:
     """Step on this rank's own gradient: nothing is sent.
 
     weight : this rank's part of the total batch
@@ -158,7 +158,7 @@ class LocalSGD:
                     awaited.wait()
             bucket.params.copy_(anchor.sub_(bucket.grads))
             bucket.grads.zero_()
-        yield from OwnGradient(self.weight)(bucket, step)
+        yield from LocalGradient(self.weight)(bucket, step)
 
     def traffic(self, n: int, itemsize: int) -> Traffic:
         """Return the mean over a period."""
@@ -209,7 +209,7 @@ class SyncEveryN:
 
     def __call__(self, bucket: Bucket, step: int) -> Generator[Work | ExchangeEvent]:
         if (step + 1) % self.period:
-            yield from OwnGradient(self.weight)(bucket, step)
+            yield from LocalGradient(self.weight)(bucket, step)
         else:
             yield from self.inner(bucket, step)
 
@@ -220,7 +220,7 @@ class SyncEveryN:
 
 def for_later_turns(exchange: Exchange) -> Exchange:
     """Return the exchange of a player's further turns in a round: parameters are averaged in the first one only."""
-    return OwnGradient(exchange.weight) if isinstance(exchange, LocalSGD) else exchange
+    return LocalGradient(exchange.weight) if isinstance(exchange, LocalSGD) else exchange
 
 
 @dataclass(frozen=True)

@@ -30,18 +30,18 @@ BUCKET_BYTES = 2 << 20  # of float32 numbers
 MESSAGE_BYTES = BUCKET_BYTES // 4  # the least that a bucket's numbers should take on a lossy wire
 
 
-def bucket_bytes(wire: Compressor, *, whole_network: bool = False) -> int:
+def bucket_bytes(wire: Compressor, *, single_bucket: bool = False) -> int:
     """Return how many bytes of float32 numbers a bucket should have that is sent over `wire`.
 
     Args:
         wire: how the numbers are encoded.
-        whole_network: whether a bucket has to be the whole vector of a network.
+        single_bucket: whether a bucket has to be the whole vector of a network.
 
     Few messages are good, since each costs a latency and gloo has two in flight at a time. Small ones are good too,
     since the link is idle while the answer to the last one is awaited. 2 MB of numbers, or as many as become half a
     megabyte on a lossy wire, is the compromise.
     """
-    if whole_network:
+    if single_bucket:
         return sys.maxsize
     return max(BUCKET_BYTES, MESSAGE_BYTES * BUCKET_BYTES // wire.nbytes(BUCKET_BYTES // 4))
 

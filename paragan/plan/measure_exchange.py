@@ -145,7 +145,7 @@ def _time_rounds(
         num_params,
         round_s,
         d_compute_share,
-        bucket_bytes(strategy.wire, whole_network=strategy.exchanges_whole_networks),
+        bucket_bytes(strategy.wire, single_bucket=strategy.uses_single_bucket),
     )
     role = strategy.role(game, world, lanes)
     micro_batches = [Batch(torch.zeros(len(role.share.lanes), 1), None, LaneRng(0, 0, role.share.lanes, 1))]

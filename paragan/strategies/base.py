@@ -128,7 +128,7 @@ class Strategy(StrategyFields, Protocol):
     @property
     def gossip_topology(self) -> Topology | None: ...
     @property
-    def exchanges_whole_networks(self) -> bool: ...
+    def uses_single_bucket(self) -> bool: ...
     @property
     def traffic_period(self) -> int: ...
     def role(self, game: Game, world: World, lanes: int) -> Role: ...
@@ -158,7 +158,7 @@ class StrategyDefaults:
         return False
 
     @property
-    def exchanges_whole_networks(self) -> bool:
+    def uses_single_bucket(self) -> bool:
         """Whether a network is exchanged as one vector, rounded to float32 if the wire is lossy; else in buckets."""
         return False
 

@@ -52,7 +52,7 @@ class Quantized(OptimisticDefaults):
         return True
 
     @property
-    def exchanges_whole_networks(self) -> bool:
+    def uses_single_bucket(self) -> bool:
         return self.paper_update
 
     @property

@@ -172,7 +172,7 @@ def build_player(
         lr_factor=lr_schedule(run, player_optim),
         pre_step=power_iteration,
         weight_clip=weight_clip,
-        bucket_bytes=bucket_bytes(run.strategy.wire, whole_network=run.strategy.exchanges_whole_networks),
+        bucket_bytes=bucket_bytes(run.strategy.wire, single_bucket=run.strategy.uses_single_bucket),
         track_update_norm=run.health.enabled,
     )
     _check_dtype(player, run.strategy)
@@ -184,7 +184,7 @@ def _check_dtype(player: Player, strategy: AnyStrategy) -> None:
     dtype = player.flat.params.dtype
     kind = str(dtype).removeprefix("torch.")
     wire = strategy.wire
-    if wire.lossy and dtype != torch.float32 and not strategy.exchanges_whole_networks:
+    if wire.lossy and dtype != torch.float32 and not strategy.uses_single_bucket:
         raise UsageError(f"--strategy.wire={wire.name}: {player.name} has {kind} parameters. Use --strategy.wire=exact")
     eps = player.optimizer.param_groups[0].get("eps")
     if eps and not torch.tensor(eps, dtype=dtype):

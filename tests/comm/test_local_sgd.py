@@ -135,7 +135,10 @@ def test_accumulated_over_a_period_n_ranks_equal_one_step_on_all_its_images(pool
 
 def test_several_steps_of_d_cannot_be_accumulated():
     settings = ("strategy=sync", "strategy.sync_period=2", "strategy.sync_mode=accumulate", "d_steps=2")
-    with advises("sums one gradient of D in a round, and d_steps is 2. Use --d_steps=1, or --strategy.sync_mode="):
+    with advises(
+        "strategy.sync_mode=accumulate: sums one gradient of D in a round, and d_steps is 2. Use --d_steps=1, or "
+        "--strategy.sync_mode=parameters."
+    ):
         tiny_run.make_session(tiny_run.make_run(*settings))
     for remedy in ("d_steps=1", "strategy.sync_mode=parameters"):
         play_round(tiny_run.make_session(tiny_run.make_run(*settings, remedy)))

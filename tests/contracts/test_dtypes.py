@@ -94,7 +94,7 @@ def test_lossy_wires_are_refused_by_name(name):
 
 
 def test_an_eps_that_is_0_in_the_dtype_is_refused():
-    with advises("is 0 in float16, the dtype of the parameters of G. Use 6e-05 or more"):
+    with advises("--g.optimizer.eps=1e-08: is 0 in float16, the dtype of the parameters of G. Use 6e-05 or more"):
         tiny_run.make_session(tiny_run.make_run(), dtype=torch.float16)
     eps = ("g.optimizer.eps=6e-5", "d.optimizer.eps=6e-5")
     session = play(tiny_run.make_run(*eps), None, torch.float16)

@@ -123,7 +123,7 @@ def make_stub_game(run: PlannedRun, profile: Profile) -> Game:
             name,
             net,
             lambda parameters: torch.optim.SGD(parameters, lr=1.0),
-            bucket_bytes=bucket_bytes(run.strategy.wire, whole_network=run.strategy.exchanges_whole_networks),
+            bucket_bytes=bucket_bytes(run.strategy.wire, single_bucket=run.strategy.uses_single_bucket),
         )
 
     with fake_tensor_mode():
