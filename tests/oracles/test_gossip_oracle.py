@@ -51,7 +51,7 @@ def mixing(graph: str, n: int, iteration: int, rounds: int = 1) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    "graph, n, rounds, more",
+    ("graph", "n", "rounds", "more"),
     [
         ("ring", 1, 1, ()),
         ("ring", 2, 1, ()),
@@ -92,7 +92,7 @@ def dp_oadam(game: JointGame, graph: str, rounds: int, iterations: int) -> Tenso
 
 
 @pytest.mark.parametrize(
-    "graph, n, rounds, more",
+    ("graph", "n", "rounds", "more"),
     [
         ("ring", 1, 1, ()),
         ("ring", 4, 1, ()),
@@ -107,13 +107,13 @@ def test_dp_oadam(pool, graph, n, rounds, more):
     check(pool, settings, 8, dp_oadam(JointGame(settings, n), graph, rounds, 8))
 
 
-@pytest.mark.parametrize("n, rounds, more", [(2, 1, ()), (3, 1, UNEQUAL), (4, 1, ()), (4, 2, ())])
+@pytest.mark.parametrize(("n", "rounds", "more"), [(2, 1, ()), (3, 1, UNEQUAL), (4, 1, ()), (4, 2, ())])
 def test_rand_dp_oadam(pool, n, rounds, more):
     settings = ("strategy=Rand-DP-OAdam", f"strategy.rounds={rounds}", *ADAM, *more)
     check(pool, settings, 8, dp_oadam(JointGame(settings, n), "random-ring", rounds, 8))
 
 
-@pytest.mark.parametrize("n, more", [(1, ()), (2, ()), (3, UNEQUAL), (4, ())])
+@pytest.mark.parametrize(("n", "more"), [(1, ()), (2, ()), (3, UNEQUAL), (4, ())])
 def test_cp_oadam(pool, n, more):
     """The centralized baseline: x <- x - 2 u_k + u_{k-1}, u_k is Adam's direction on the mean gradient."""
     settings = ("strategy=CP-OAdam", *ADAM, *more)

@@ -19,7 +19,7 @@ def local(optimizer, order, period, mode="parameters", d_steps=1):
     return ("strategy=sync", *(f"strategy.{k}={v}" for k, v in names.items()), f"d_steps={d_steps}", *optimizer)
 
 
-@pytest.mark.parametrize("ranks, period, rule", [(1, 2, "sgd"), (2, 2, "adam"), (3, 3, "sgd"), (4, 4, "adam")])
+@pytest.mark.parametrize(("ranks", "period", "rule"), [(1, 2, "sgd"), (2, 2, "adam"), (3, 3, "sgd"), (4, 4, "adam")])
 def test_simultaneous_local_sgda(pool, ranks, period, rule):
     optimizer, inner = RULES[rule]
     settings = local(optimizer, "simultaneous", period)
@@ -33,7 +33,7 @@ def test_simultaneous_local_sgda(pool, ranks, period, rule):
 
 
 @pytest.mark.parametrize(
-    "ranks, period, d_steps, rule", [(2, 2, 1, "sgd"), (3, 3, 1, "adam"), (2, 4, 2, "adam"), (3, 2, 2, "sgd")]
+    ("ranks", "period", "d_steps", "rule"), [(2, 2, 1, "sgd"), (3, 3, 1, "adam"), (2, 4, 2, "adam"), (3, 2, 2, "sgd")]
 )
 def test_alternating_local_sgda(pool, ranks, period, d_steps, rule):
     """D steps, then G against the new D; both players are averaged after each period of rounds."""
@@ -52,7 +52,7 @@ def test_alternating_local_sgda(pool, ranks, period, d_steps, rule):
     check(pool, settings, 7, [torch.cat(x) for x in zip(g, d)])
 
 
-@pytest.mark.parametrize("ranks, period, rule", [(1, 3, "adam"), (2, 2, "sgd"), (3, 3, "adam"), (4, 4, "sgd")])
+@pytest.mark.parametrize(("ranks", "period", "rule"), [(1, 3, "adam"), (2, 2, "sgd"), (3, 3, "adam"), (4, 4, "sgd")])
 def test_gradients_agree_in_the_last_round(pool, ranks, period, rule):
     """Own steps; in the last round of a period all apply the mean gradient. Parameters are never averaged."""
     optimizer, inner = RULES[rule]
@@ -84,7 +84,7 @@ def test_gradients_agree_in_alternating_order(pool, ranks, d_steps):
     check(pool, settings, 7, [torch.cat(x) for x in zip(g, d)])
 
 
-@pytest.mark.parametrize("ranks, period, rule", [(1, 3, "sgd"), (2, 2, "adam"), (3, 4, "sgd"), (4, 3, "adam")])
+@pytest.mark.parametrize(("ranks", "period", "rule"), [(1, 3, "sgd"), (2, 2, "adam"), (3, 4, "sgd"), (4, 3, "adam")])
 def test_accumulated_gradients(pool, ranks, period, rule):
     """One step at a period's end with the mean gradient of its rounds and ranks: n ranks equal one."""
     optimizer, inner = RULES[rule]

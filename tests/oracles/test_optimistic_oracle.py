@@ -14,7 +14,7 @@ def wrapped(wrapper: str, *settings: str) -> tuple[str, ...]:
     return ("strategy=sync", "strategy.order=simultaneous", *wrappers, *settings)
 
 
-@pytest.mark.parametrize("ranks, rule, a", [(1, "adam", 1.0), (3, "adam", 0.5), (2, "sgd", 2.0), (4, "sgd", 1.0)])
+@pytest.mark.parametrize(("ranks", "rule", "a"), [(1, "adam", 1.0), (3, "adam", 0.5), (2, "sgd", 2.0), (4, "sgd", 1.0)])
 def test_optimistic(pool, ranks, rule, a):
     optimizer, inner = RULES[rule]
     settings = wrapped("optimistic", *optimizer, f"g.extrapolation={a}", f"d.extrapolation={a}")
@@ -25,7 +25,7 @@ def test_optimistic(pool, ranks, rule, a):
     check(pool, settings, 8, [w] * ranks)
 
 
-@pytest.mark.parametrize("ranks, rounds, rule", [(1, 8, "adam"), (3, 7, "adam"), (2, 8, "sgd"), (4, 7, "sgd")])
+@pytest.mark.parametrize(("ranks", "rounds", "rule"), [(1, 8, "adam"), (3, 7, "adam"), (2, 8, "sgd"), (4, 7, "sgd")])
 def test_extragradient(pool, ranks, rounds, rule):
     """One round is half an iteration: w_half = w - u(F(w)), then w <- w - u(F(w_half))."""
     optimizer, inner = RULES[rule]
