@@ -15,7 +15,6 @@ BETAS, EPS = (0.5, 0.9), 1e-8
 SGD = ("g.optimizer=sgd", "d.optimizer=sgd", f"g.optimizer.lr={RATE_G}", f"d.optimizer.lr={RATE_D}")
 ADAM = (f"g.optimizer.lr={RATE_G}", f"d.optimizer.lr={RATE_D}")  # betas and eps of tiny_run
 PLAIN = ("g.optimizer_wrapper=none", "d.optimizer_wrapper=none")
-TOLERANCE = 1e-12
 
 
 class JointGame(Gradients):
@@ -78,7 +77,7 @@ class Optimistic:
         return step
 
 
-def check(pool, settings: tuple[str, ...], rounds: int, expected: Sequence[Tensor]) -> None:
+def check(pool, settings: tuple[str, ...], rounds: int, expected: Sequence[Tensor], tolerance: float = 1e-12) -> None:
     """Play rounds on as many ranks as `expected` has, and compare where each rank ends."""
     actual = pool(len(expected), lambda world: smooth_game.play(settings, rounds, world))
-    assert max(relative_difference(a, split(e)) for a, e in zip(actual, expected, strict=True)) < TOLERANCE
+    assert max(relative_difference(a, split(e)) for a, e in zip(actual, expected, strict=True)) < tolerance
