@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 
 import torch
@@ -14,6 +15,7 @@ RATE_G, RATE_D = 0.05, 0.08
 BETAS, EPS = (0.5, 0.9), 1e-8
 SGD = ("g.optimizer=sgd", "d.optimizer=sgd", f"g.optimizer.lr={RATE_G}", f"d.optimizer.lr={RATE_D}")
 ADAM = (f"g.optimizer.lr={RATE_G}", f"d.optimizer.lr={RATE_D}")  # betas and eps of tiny_run
+UNEQUAL = ("lanes=8", "batch=16")  # of 3 ranks two have 3 lanes, and one 2
 PLAIN = ("g.optimizer_wrapper=none", "d.optimizer_wrapper=none")
 
 
@@ -32,12 +34,21 @@ class JointGame(Gradients):
 
     def mean_gradient(self, w: Tensor, step: int, latents: str = "D") -> Tensor:
         """Return F(w) on the total batch."""
-        lanes = [len(self.batch(i, step).images) for i in range(self.ranks)]
-        return sum(self.gradient(w, i, step, latents) * n for i, n in enumerate(lanes)) / sum(lanes)
+        return sum(share * self.gradient(w, i, step, latents) for i, share in enumerate(self.shares()))
+
+    def shares(self) -> list[float]:
+        """Return each rank's part of the total batch."""
+        images = [len(self.batch(i, 0).images) for i in range(self.ranks)]
+        return [n / sum(images) for n in images]
 
 
 def split(w: Tensor) -> Vectors:
-    return Vectors(*w.split([v.numel() for v in smooth_game.start()]))
+    return Vectors(*w.split(_sizes()))
+
+
+@functools.cache
+def _sizes() -> list[int]:
+    return [v.numel() for v in smooth_game.start()]
 
 
 class Descent:

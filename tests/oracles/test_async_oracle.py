@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from players import ADAM, PLAIN, SGD, Adam, Descent, JointGame, Optimistic, check, split
+from players import ADAM, PLAIN, RATE_D, RATE_G, SGD, Adam, Descent, JointGame, Optimistic, check, split
 from smooth_game import Vectors, play, relative_difference
 
 EXTRAPOLATION = 2.0  # this strategy's default
@@ -46,6 +46,20 @@ def test_every_rank_trains_both(pool, ranks, rule, fake_lags, critic_lags):
     settings = ("strategy=async", "strategy.split=none", *lags, *RULES[rule][0])
     game = JointGame(settings, ranks)
     check(pool, settings, 9, [rounds_against_old_opponents(game, rule, 9, fake_lags, critic_lags)] * ranks)
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_several_steps_of_d(pool, ranks):
+    """G steps with D's first step; all of D's steps see the images of G's."""
+    settings = ("strategy=async", "strategy.split=none", "d_steps=2", *RULES["sgd"][0])
+    game, every = JointGame(settings, ranks), range(ranks)
+    g, d = split(game.start)
+    for k in range(0, 12, 2):
+        fakes = [game.fakes(g, i, k) for i in every]
+        g = g - RATE_G * sum(game.g(g, d, i, k) for i in every) / ranks
+        for j in (k, k + 1):
+            d = d - RATE_D * sum(game.d_on(fakes[i], d, i, j) for i in every) / ranks
+    check(pool, settings, 6, [torch.cat([g, d])] * ranks)
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,7 @@ import torch
 from torch import Tensor
 
 from paragan.comm.topology import Matching, OnePeer, RandomRing
-from players import ADAM, SGD, Adam, JointGame, Optimistic, check
-
-UNEQUAL = ("lanes=8", "batch=16")  # of 3 ranks two have 3 lanes, and one 2
+from players import ADAM, RATE_D, RATE_G, SGD, UNEQUAL, Adam, JointGame, Optimistic, check, split
 
 
 def cycle(n: int, shifts: dict[int, float]) -> Tensor:
@@ -81,13 +79,18 @@ def test_dposg(pool, graph, n, rounds, more):
     check(pool, settings, 8, x)
 
 
-def dp_oadam(game: JointGame, graph: str, rounds: int, iterations: int) -> Tensor:
-    """x_i <- sum_j [W^t]_ij x_j - 2 u_k + u_{k-1}; u_k is Adam's direction on the gradient at x_i."""
+def dp_oadam(game: JointGame, graph: str, rounds: int, iterations: int, period: int = 1) -> Tensor:
+    """x_i <- sum_j [W^t]_ij x_j - 2 u_k + u_{k-1}; u_k is Adam's direction on the gradient at x_i.
+
+    Ranks mix in the last iteration of each period only.
+    """
     n = game.ranks
     x, steps = torch.stack([game.start] * n), [Optimistic(Adam(game.rates)) for _ in range(n)]
     for k in range(iterations):
         u = torch.stack([steps[i](game.gradient(x[i], i, k)) for i in range(n)])
-        x = mixing(graph, n, k, rounds) @ x - u
+        if (k + 1) % period == 0:
+            x = mixing(graph, n, k // period, rounds) @ x
+        x = x - u
     return x
 
 
@@ -107,10 +110,33 @@ def test_dp_oadam(pool, graph, n, rounds, more):
     check(pool, settings, 8, dp_oadam(JointGame(settings, n), graph, rounds, 8))
 
 
+@pytest.mark.parametrize(("graph", "n", "period"), [("ring", 4, 3), ("matching", 4, 2), ("one-peer", 3, 4)])
+def test_gossip_every_so_many_steps(pool, graph, n, period):
+    settings = ("strategy=gossip", f"strategy.topology={graph}", f"strategy.sync_period={period}", *ADAM)
+    check(pool, settings, 10, dp_oadam(JointGame(settings, n), graph, 1, 10, period))
+
+
 @pytest.mark.parametrize(("n", "rounds", "more"), [(2, 1, ()), (3, 1, UNEQUAL), (4, 1, ()), (4, 2, ())])
 def test_rand_dp_oadam(pool, n, rounds, more):
     settings = ("strategy=Rand-DP-OAdam", f"strategy.rounds={rounds}", *ADAM, *more)
     check(pool, settings, 8, dp_oadam(JointGame(settings, n), "random-ring", rounds, 8))
+
+
+@pytest.mark.parametrize(("order", "d_steps"), [("alternating", 1), ("alternating", 2), ("simultaneous", 2)])
+def test_several_steps_of_d(pool, order, d_steps):
+    """D mixes before each of its steps, G before its own: against the new D, or against the D of D's last step."""
+    n, w = 3, mixing("ring", 3, 0)
+    settings = ("strategy=DP-OAdam", "strategy.topology=ring", f"strategy.order={order}", f"d_steps={d_steps}", *ADAM)
+    game, ranks = JointGame(settings, n), range(n)
+    g, d = (torch.stack([v] * n) for v in split(game.start))
+    steps_g, steps_d = ([Optimistic(Adam(rate)) for _ in ranks] for rate in (RATE_G, RATE_D))
+    for k in range(7):
+        for j in range(k * d_steps, (k + 1) * d_steps):
+            before = d
+            d = w @ d - torch.stack([steps_d[i](game.d(g[i], d[i], i, j)) for i in ranks])
+        opponents = d if order == "alternating" else before
+        g = w @ g - torch.stack([steps_g[i](game.g(g[i], opponents[i], i, j)) for i in ranks])
+    check(pool, settings, 7, [torch.cat(x) for x in zip(g, d)])
 
 
 @pytest.mark.parametrize(("n", "more"), [(1, ()), (2, ()), (3, UNEQUAL), (4, ())])

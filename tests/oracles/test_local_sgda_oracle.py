@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from players import ADAM, RATE_D, RATE_G, SGD, Adam, Descent, JointGame, check, split
+from players import ADAM, RATE_D, RATE_G, SGD, UNEQUAL, Adam, Descent, JointGame, check, split
 
 RULES = {"sgd": (SGD, Descent), "adam": (ADAM, Adam)}
 
@@ -30,6 +30,18 @@ def test_simultaneous_local_sgda(pool, ranks, period, rule):
         if (k + 1) % period == 0:
             w = [mean(w)] * ranks
     check(pool, settings, 11, w)
+
+
+def test_unequal_ranks(pool):
+    """The mean of parameters weighs a rank by its part of the batch."""
+    settings = (*local(SGD, "simultaneous", 2), *UNEQUAL)
+    game = JointGame(settings, 3)
+    w = [game.start] * 3
+    for k in range(7):
+        w = [x - game.rates * game.gradient(x, i, k) for i, x in enumerate(w)]
+        if k % 2:
+            w = [sum(share * x for share, x in zip(game.shares(), w))] * 3
+    check(pool, settings, 7, w)
 
 
 @pytest.mark.parametrize(
