@@ -11,6 +11,8 @@ from torch import Tensor
 from paragan.comm.topology import Matching, OnePeer, RandomRing
 from players import ADAM, RATE_D, RATE_G, SGD, UNEQUAL, Adam, JointGame, Optimistic, check, split
 
+FALLING = ("g.schedule=linear", "d.schedule=linear", "kimg=0.288")  # to 0 in 12 rounds of 24 images
+
 
 def cycle(n: int, shifts: dict[int, float]) -> Tensor:
     """Return the matrix by which rank i receives from rank i - shift."""
@@ -63,6 +65,7 @@ def mixing(graph: str, n: int, iteration: int, rounds: int = 1) -> Tensor:
         ("one-peer", 4, 1, ()),
         ("matching", 4, 2, ()),
         ("random-ring", 4, 3, ()),
+        ("ring", 3, 1, FALLING),
     ],
 )
 def test_dposg(pool, graph, n, rounds, more):
@@ -72,10 +75,11 @@ def test_dposg(pool, graph, n, rounds, more):
     x = torch.stack([game.start] * n)
     before = torch.stack([game.gradient(x[i], i, 0) for i in ranks])  # the first round only measures this
     for k in range(1, 8):
+        eta = game.rates * (1 - (k + 1) / 12 if more == FALLING else 1)
         mixed = mixing(graph, n, k, rounds) @ x
-        z = mixed - game.rates * before
+        z = mixed - eta * before
         before = torch.stack([game.gradient(z[i], i, k) for i in ranks])
-        x = mixed - game.rates * before
+        x = mixed - eta * before
     check(pool, settings, 8, x)
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from paragan.comm.compression.compressors import BF16, Exact, Int4, Int8, Sign, TopK
-from players import ADAM, SGD, Adam, JointGame, Optimistic, check
+from players import ADAM, SGD, UNEQUAL, Adam, JointGame, Optimistic, check
 
 WIRES = {
     "exact": (Exact(), ()),
@@ -104,6 +104,12 @@ def test_a_falling_learning_rate(pool, wire, ranks):
 def test_options(pool, wire, field, arguments):
     settings = dqgan(wire, f"strategy.{field}")
     check(pool, settings, 8, [train(JointGame(settings, 3), wire, 7, **arguments)] * 3)
+
+
+def test_unequal_ranks(pool):
+    """The server's mean is over workers, whatever their part of the batch."""
+    settings = dqgan("int8", *UNEQUAL)
+    check(pool, settings, 8, [train(JointGame(settings, 3), "int8", 7)] * 3)
 
 
 @pytest.mark.parametrize("ranks", [1, 3])
