@@ -5,11 +5,10 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 
-import torch
-from torch import Tensor
-
 import smooth_game
+import torch
 from smooth_game import Gradients, Vectors, relative_difference
+from torch import Tensor
 
 RATE_G, RATE_D = 0.05, 0.08
 BETAS, EPS = (0.5, 0.9), 1e-8

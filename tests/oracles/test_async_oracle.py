@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-
 from players import ADAM, PLAIN, RATE_D, RATE_G, SGD, Adam, Descent, JointGame, Optimistic, check, split
 from smooth_game import Vectors, play, relative_difference
 
@@ -64,7 +63,7 @@ def test_several_steps_of_d(pool, ranks):
 
 @pytest.mark.parametrize(
     ("teams", "rule"),
-    [("1:1", "sgd"), ("1:2", "optimistic adam"), ("2:1", "optimistic sgd"), ("2:2", "sgd"), ("1:3", "sgd")],
+    [("1:1", "sgd"), ("1:2", "optimistic adam"), ("2:1", "optimistic sgd"), ("1:3", "sgd")],
 )
 def test_teams(pool, teams, rule):
     """With max_lead_rounds=1 both teams are in the same round: as one rank without lags, and each has its player."""

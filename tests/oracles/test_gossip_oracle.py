@@ -6,10 +6,10 @@ from functools import reduce
 
 import pytest
 import torch
+from players import ADAM, RATE_D, RATE_G, SGD, UNEQUAL, Adam, JointGame, Optimistic, check, split
 from torch import Tensor
 
 from paragan.comm.topology import Matching, OnePeer, RandomRing
-from players import ADAM, RATE_D, RATE_G, SGD, UNEQUAL, Adam, JointGame, Optimistic, check, split
 
 FALLING = ("g.schedule=linear", "d.schedule=linear", "kimg=0.288")  # to 0 in 12 rounds of 24 images
 
@@ -106,7 +106,6 @@ def dp_oadam(game: JointGame, graph: str, rounds: int, iterations: int, period: 
         ("ring", 3, 2, UNEQUAL),
         ("complete", 2, 1, ()),
         ("exponential", 3, 1, UNEQUAL),
-        ("torus", 4, 2, ()),
     ],
 )
 def test_dp_oadam(pool, graph, n, rounds, more):
@@ -120,7 +119,7 @@ def test_gossip_every_so_many_steps(pool, graph, n, period):
     check(pool, settings, 10, dp_oadam(JointGame(settings, n), graph, 1, 10, period))
 
 
-@pytest.mark.parametrize(("n", "rounds", "more"), [(2, 1, ()), (3, 1, UNEQUAL), (4, 1, ()), (4, 2, ())])
+@pytest.mark.parametrize(("n", "rounds", "more"), [(2, 1, ()), (3, 1, UNEQUAL), (4, 2, ())])
 def test_rand_dp_oadam(pool, n, rounds, more):
     settings = ("strategy=Rand-DP-OAdam", f"strategy.rounds={rounds}", *ADAM, *more)
     check(pool, settings, 8, dp_oadam(JointGame(settings, n), "random-ring", rounds, 8))
@@ -143,7 +142,7 @@ def test_several_steps_of_d(pool, order, d_steps):
     check(pool, settings, 7, [torch.cat(x) for x in zip(g, d)])
 
 
-@pytest.mark.parametrize(("n", "more"), [(1, ()), (2, ()), (3, UNEQUAL), (4, ())])
+@pytest.mark.parametrize(("n", "more"), [(1, ()), (3, UNEQUAL), (4, ())])
 def test_cp_oadam(pool, n, more):
     """The centralized baseline: x <- x - 2 u_k + u_{k-1}, u_k is Adam's direction on the mean gradient."""
     settings = ("strategy=CP-OAdam", *ADAM, *more)

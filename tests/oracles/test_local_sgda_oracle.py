@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-
 from players import ADAM, RATE_D, RATE_G, SGD, UNEQUAL, Adam, Descent, JointGame, check, split
 
 RULES = {"sgd": (SGD, Descent), "adam": (ADAM, Adam)}

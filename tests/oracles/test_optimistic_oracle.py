@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-
 from players import ADAM, SGD, Adam, Descent, JointGame, Optimistic, check
 
 RULES = {"sgd": (SGD, Descent), "adam": (ADAM, Adam)}

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from players import ADAM, SGD, UNEQUAL, Adam, JointGame, Optimistic, check
 from torch import Tensor
 from torch.nn.functional import pad
 
 from paragan.comm.compression.compressors import BF16, Exact, Int4, Int8, Sign, TopK
-from players import ADAM, SGD, UNEQUAL, Adam, JointGame, Optimistic, check
 
 WIRES = {
     "exact": (Exact(), ()),
@@ -73,7 +73,6 @@ def train(game: JointGame, wire: str, iterations: int, eta=lambda k: 1.0, feedba
         ("bf16", 2),
         ("int8", 1),
         ("int8", 2),
-        ("int8", 4),
         ("int4", 3),
         ("sign", 2),
         ("sign", 4),

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
-
 from players import RATE_D, RATE_G, SGD, JointGame, check, split
+from torch import Tensor
 
 N = 3
 AVERAGE = torch.full((N, N), 1 / N, dtype=torch.double)  # DPOSG: W of the ring of 3; DQGAN: the server's mean

@@ -5,9 +5,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
-
 from players import ADAM, RATE_D, RATE_G, Adam, JointGame, check, split
+from torch import Tensor
 
 RMSPROP = ("g.optimizer=rmsprop", "d.optimizer=rmsprop", "g.optimizer.lr=0.002", "d.optimizer.lr=0.003")
 CLIP, PENALTY = 0.1, 10.0
