@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import bisect
 import enum
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from typing import Protocol
 
 import torch
@@ -38,11 +38,20 @@ class Bucket:
     params, grads : [n] views into the player's vectors; writing to them changes the network
     index         : the bucket's number within the player
     names         : (offset, parameter name) of every parameter in it, in ascending order of offset
+    padding       : the parts between and after parameters, which belong to none
     states        : the vectors of `state` by name
     """
 
-    def __init__(self, params: Tensor, grads: Tensor, index: int, names: list[tuple[int, str]]):
+    def __init__(
+        self,
+        params: Tensor,
+        grads: Tensor,
+        index: int,
+        names: list[tuple[int, str]],
+        padding: Sequence[slice] = (),
+    ):
         self.params, self.grads, self.index, self.names = params, grads, index, names
+        self.padding = padding
         self.states: dict[str, Tensor] = {}
         self._workspaces: dict[str, Tensor] = {}
 
@@ -64,6 +73,11 @@ class Bucket:
             dtype = dtype or self.params.dtype
             self._workspaces[name] = torch.zeros(shape, dtype=dtype, device=self.grads.device)
         return self._workspaces[name]
+
+    def zero_padding(self, x: Tensor) -> None:
+        """Set x [n] to 0 where no parameter is."""
+        for part in self.padding:
+            x[part].zero_()
 
     def parameter_at(self, position: int) -> str:
         """Return the name of the parameter that holds element `position` of this bucket."""

@@ -81,15 +81,19 @@ class FlatParams:
         self._bucket_of: dict[Tensor, int] = {}
         first = 0
         names: list[tuple[int, str]] = []
+        padding: list[slice] = []
         for i, ((name, p), start) in enumerate(zip(named, starts)):
             self._flatten_parameter(p, start)
             names.append((start - first, f"{player_name} {name}".strip()))
             end = starts[i + 1] if i + 1 < len(starts) else total
+            if start + p.numel() < end:
+                padding.append(slice(start - first + p.numel(), end - first))
             if like.itemsize * (end - first) >= bucket_bytes or end == total:
-                bucket = Bucket(self.params[first:end], self.grads[first:end], len(self.buckets), names)
+                bucket = Bucket(self.params[first:end], self.grads[first:end], len(self.buckets), names, padding)
                 self.buckets.append(bucket)
                 first = end
                 names = []
+                padding = []
         self._hooks_registered = False
         self._generators: list[Generator[Work | ExchangeEvent]] = []  # the exchange of each bucket
         self._awaited: list[Work | ExchangeEvent | None] = []  # what each waits for; None: it has ended

@@ -31,8 +31,9 @@ class QuantizedDescent:
         w <- w - mean of Q(p)
 
     A bucket is the whole vector of a network. Every rank sends its code to all others, and averages what it receives:
-    the paper's server, whose answer is not quantized. So a rank sends (size - 1) codes. Numbers are rounded to float32
-    before they are encoded. The first round only takes the gradient at the start, which is the first F_prev.
+    the paper's server, whose answer is not quantized. So a rank sends (size - 1) codes. Ranks count alike, however many
+    lanes each has. Numbers are rounded to float32 before they are encoded. The first round only takes the gradient at
+    the start, which is the first F_prev.
 
     get_lr           : the learning rate of the optimizer, which has to be plain SGD
     weight           : this rank's part of the total batch
@@ -73,6 +74,8 @@ class QuantizedDescent:
             if takes_step:
                 torch.sub(p, sent, out=residual).mul_(self.feedback)
                 bucket.grads.div_(lr)
+                bucket.zero_padding(residual)  # some wires encode 0 as another number
+                bucket.zero_padding(bucket.grads)
         finally:  # also if the step is aborted
             bucket.params.copy_(original)
 
