@@ -52,7 +52,7 @@ def main() -> None:
     )
     scale_mgr = pg.ScalingManager(config=cfg, bs=256, num_workers=8)
     gan = pg.Estimator(Generator(), Discriminator())
-    for _step in range(cfg.max_steps):
+    for _step in cfg.max_steps:
         scale_mgr.train(gan)
     scale_mgr.eval(metric="fid")
     scale_mgr.close()

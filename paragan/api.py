@@ -2,7 +2,7 @@
 
     scale_mgr = pg.ScalingManager(config=cfg, bs=2048, num_workers=128)
     gan = pg.Estimator(Generator(), Discriminator())
-    for step in range(cfg.max_steps):
+    for step in cfg.max_steps:
         scale_mgr.train(gan)
     scale_mgr.eval(metric="fid")
 
@@ -18,16 +18,17 @@ from collections.abc import Iterator
 from typing import Annotated, Any
 
 import torch
-from pydantic import Field
+from pydantic import AfterValidator, Field
 from torch import Tensor, nn
 
 from paragan.comm.launch_info import LaunchInfo
 from paragan.comm.process_group import broadcast_bits
 from paragan.comm.world import World
 from paragan.config.batch_scaling import WARM_UP_STEPS_PER_DOUBLING, scale_to_batch
-from paragan.config.run import Run
+from paragan.config.resolve import fill_strategy_defaults, make_spec
+from paragan.config.run import AnyStrategy, Run
 from paragan.config.sections import DataOptions, DeviceOptions, EvaluationOptions
-from paragan.config.user_code import AnyObjective
+from paragan.config.user_code import AnyObjective, user_code_digest
 from paragan.core.devices import pick_device
 from paragan.core.errors import RunError, UsageError
 from paragan.core.schema import apply_overrides, config_class, from_dict, to_dict
@@ -44,9 +45,12 @@ from paragan.optim.policies import describe_optim, get_policy, to_cli_args, to_c
 from paragan.plan.profile.profile import Profile, parse_profile, profile_to_yaml
 from paragan.plan.profile.profile_cache import structure_digest
 from paragan.plan.profile.profiler import ProfileOptions, profile_run
+from paragan.plan.select.choose import choose_new_strategy
+from paragan.plan.select.choose_batch import choose_batch
+from paragan.plan.tune.layout_tuner import decide_new_layout
 from paragan.strategies.sync import Sync
 from paragan.train.averaged_model import averaged_sampler
-from paragan.train.build import Networks, to_device
+from paragan.train.build import Networks, build_networks, to_device
 from paragan.train.callbacks.log import check_finite
 from paragan.train.callbacks.scoring import check_evaluation, format_score_summary, score
 from paragan.train.console import RunConsole, format_stats
@@ -56,6 +60,14 @@ from paragan.train.rank_agreement import on_all_ranks
 from paragan.train.session import Session, build_session, set_threads
 
 PROFILE_EXTRA_TIMEOUT_S = 300.0  # beyond the requested seconds
+BATCH_FACTORS = (1, 2, 4, 8, 16)  # of base_bs, from which an open batch is chosen
+
+
+class Steps(int):
+    """A number of steps that can be iterated, as in the figure: `for step in cfg.max_steps`."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self))
 
 
 @config_class
@@ -73,17 +85,18 @@ class Config:
     objective       : losses and penalties
     d_steps         : steps of D for each step of G
     ema             : the average of G's weights
-    strategy        : how ranks cooperate
+    strategy        : how ranks cooperate: any strategy of one game by name ("gossip"), with fields ({"name": "gossip",
+                      "rounds": 2}), or "auto": chosen by measurements
     latent          : size of z, unless the generator has an attribute `latent`
     seed            : of all random numbers
     evaluation      : defaults of `ScalingManager.eval`
-    device          : where and how to compute
+    device          : where and how to compute; with tune="measured" the fastest settings are chosen by measurements
     timeout_s       : of an exchange between ranks
     reasons         : reasons for these settings, a line each; printed when ScalingManager starts
     """
 
     data: DataOptions = DataOptions(path="digits")
-    max_steps: Annotated[int, Field(ge=1)] = 1000
+    max_steps: Annotated[int, Field(ge=1), AfterValidator(Steps)] = Steps(1000)
     base_bs: Annotated[int, Field(ge=1)] = 64
     g: PlayerOptim = PlayerOptim(Adam(lr=2e-4, betas=(0.0, 0.9)))
     d: PlayerOptim = PlayerOptim(Adam(lr=2e-4, betas=(0.0, 0.9)))
@@ -94,7 +107,7 @@ class Config:
     objective: AnyObjective = Adversarial()
     d_steps: Annotated[int, Field(ge=1)] = 1
     ema: EMAConfig = EMAConfig()
-    strategy: Sync = Sync()
+    strategy: AnyStrategy = Sync()
     latent: Annotated[int, Field(ge=1)] = 128
     seed: Annotated[int, Field(ge=0)] = 0
     evaluation: EvaluationOptions = EvaluationOptions()
@@ -143,15 +156,39 @@ def with_policy(config: Config, name: str, bs: int, nets: str = "") -> Config:
 
 @config_class
 class EstimatorNets:
-    """Placeholder for the networks of an `Estimator`, which are not part of the run."""
+    """The networks of an `Estimator` in a run. What is measured before training are copies of them.
+
+    structure : a digest of the networks and their source files, for what is cached; empty before they are known
+    """
 
     name: str = "estimator"
     latent: int = 1
+    structure: str = ""
+
+    @staticmethod
+    def of(gan: Estimator, latent: int) -> EstimatorNets:
+        """Return the networks of an Estimator, whose latents have this size unless it has its own."""
+        structure = f"{structure_digest(gan.generator, gan.discriminator)} {gan.source_digest}"
+        nets = EstimatorNets(latent=gan.latent or latent, structure=structure)
+        vars(nets)["estimator"] = gan  # no field: it is in no file
+        return nets
+
+    @property
+    def conditioning_input(self) -> ConditioningFn | None:
+        gan: Estimator | None = vars(self).get("estimator")
+        return gan.conditioning_input if gan else None
 
     def generator(self, spec: Spec) -> nn.Module:
-        raise NotImplementedError("the networks are those of the Estimator")
+        return self._copy("generator")
 
-    discriminator = generator
+    def discriminator(self, spec: Spec) -> nn.Module:
+        return self._copy("discriminator")
+
+    def _copy(self, role: str) -> nn.Module:
+        try:
+            return copy.deepcopy(getattr(vars(self)["estimator"], role))
+        except Exception as error:  # user code may raise anything
+            raise UsageError(f"{role}: the networks cannot be copied: {error}") from error
 
 
 class Estimator:
@@ -172,6 +209,7 @@ class Estimator:
         self.generator = _UserGenerator(generator)
         self.discriminator = _UserDiscriminator(discriminator)
         self.latent: int | None = getattr(generator, "latent", None)
+        self.source_digest = user_code_digest(generator, discriminator)
 
 
 class _UserNetwork(nn.Module):
@@ -246,15 +284,19 @@ class ScalingManager:
     Learning rates follow `g_lr_scaling` and `d_lr_scaling`; the warm-up and the half-life of the average follow the
     batch. The chosen values are printed with reasons (docs/batch_scaling.md).
 
+    What is left open is decided from a profile of one worker, by `profile` or before the first round: the batch with
+    `bs="auto"`, the strategy and its wire with `config.strategy="auto"`, precision and memory layout with
+    `config.device.tune="measured"`.
+
     Args:
         config: the game, with settings for `config.base_bs`.
-        bs: total batch, over all workers.
+        bs: total batch, over all workers; "auto": one of 1, 2, 4, 8 and 16 times `config.base_bs`.
         num_workers: virtual workers (lanes), shared out over the ranks there are. The same script gives the same
             training on one rank, which owns all of them, and on `num_workers` ranks.
         dataset: the data, instead of `config.data`: `paragan.from_arrays(x, labels)`.
     """
 
-    def __init__(self, config: Config, bs: int, num_workers: int, dataset: Dataset | None = None):
+    def __init__(self, config: Config, bs: int | str, num_workers: int, dataset: Dataset | None = None):
         _check_type("config", config, Config, "paragan.Config(...)")
         if dataset is not None:
             _check_type("dataset", dataset, Dataset, "what paragan.from_arrays(x, labels) returns")
@@ -263,19 +305,25 @@ class ScalingManager:
         device = pick_device(config.device.kind, launch_info.local_rank)
         self.world = World.join(launch_info, device, config.timeout_s)
         self.console = RunConsole(self.world.is_main)
-        self.run = build_scaled_run(config, bs, num_workers)
-        if self.run.device.tune == "measured":
-            raise UsageError(
-                'device.tune="measured": only for `paragan train`. Set the fields that `paragan plan --tune` prints'
-            )
+        self._num_workers = num_workers
+        self._batch_is_open = bs == "auto"
+        self._layout_is_open = config.device.tune == "measured"
+        first_batch = config.base_bs if bs == "auto" else bs
+        self.run = build_scaled_run(config, first_batch, num_workers)
         set_threads(self.run.device, self.world)
         prepared = prepare_on_all_ranks(self.run, self.world, dataset, check_parts=False)
         self.run = prepared.run
         self.dataset: Dataset = prepared.dataset
-        for line in self.run.reasons:
-            self.console.print(line)
+        if not self._batch_is_open:
+            for line in self.run.reasons:
+                self.console.print(line)
         self._session: Session | None = None
         self._estimator: Estimator | None = None
+
+    @property
+    def has_open_settings(self) -> bool:
+        """Whether something is still to be decided from a profile."""
+        return self._batch_is_open or self._layout_is_open or self.run.strategy.auto_request is not None
 
     def train(self, gan: Estimator) -> dict[str, float]:
         """Play one round: `d_steps` steps of D, one step of G.
@@ -287,43 +335,78 @@ class ScalingManager:
             play_round(session)
             if session.clock.step % 100 and session.clock.step != 1:
                 return {}
+            if session.role.barrier:
+                session.role.barrier()
             line = session.stats.tick(session.clock.images, session.clock.step)
             check_finite(line, "lower the learning rates of config.d and config.g, or add r1")
         self.console.print(f"step {session.clock.step}  {session.clock.kimg:.1f} kimg  {format_stats(line)}")
         return line
 
     def profile(self, gan: Estimator, seconds: float = 30.0, **options: Any) -> Profile:
-        """Measure a worker with copies of these networks on rank 0, or return the profile of an earlier measurement.
+        """Measure a worker with copies of these networks on rank 0, and decide what was left open, with reasons.
 
-        `paragan.plan.profile.table.format_profile` formats it.
+        Decided are batch, strategy and wire, precision and memory layout, each only if it is open (see the class). An
+        earlier measurement of the same networks on the same device is used again.
+        `paragan.plan.profile.table.format_profile` formats the profile.
 
         Args:
             seconds: about how long to measure.
             options: other fields of `paragan.plan.profile.profiler.ProfileOptions`: batches, noise_kimg, remeasure.
         """
         _check_type("gan", gan, Estimator, "paragan.Estimator(generator, discriminator)")
+        if self._batch_is_open:
+            options = {"batches": self._batches_to_measure(), **options}
         profile_options = from_dict(ProfileOptions, {"seconds": seconds, **options})
 
         def measure_on_rank0() -> str:
             return profile_to_yaml(self._measure_profile(gan, profile_options)) if self.world.is_main else ""
 
         text = on_all_ranks(self.world, measure_on_rank0, PROFILE_EXTRA_TIMEOUT_S + 10 * seconds)
-        return parse_profile(self.world.all_gather_str(text)[0], "profile")
+        profile = parse_profile(self.world.all_gather_str(text)[0], "profile")
+        if self.has_open_settings:
+            self._decide_open_settings(gan, profile)
+        return profile
+
+    def _batches_to_measure(self) -> list[int]:
+        """Return batches of one worker, from those of a lane to its part of the largest that may be chosen."""
+        lane = self.run.batch // self.run.lanes
+        largest = BATCH_FACTORS[-1] * self.run.batch // self.world.size // lane * lane
+        return sorted({lane, self.run.batch, largest})
 
     def _measure_profile(self, gan: Estimator, options: ProfileOptions) -> Profile:
-        latent = 0 if gan.conditioning_input else gan.latent or self.config.latent
+        nets = EstimatorNets.of(gan, self.config.latent)
+        run = dataclasses.replace(self.run, nets=nets)
+        if run.strategy.auto_request:
+            run = fill_strategy_defaults(dataclasses.replace(run, strategy=Sync()))
 
         def copy_networks() -> Networks:
-            try:
-                g = copy.deepcopy(gan.generator)
-                d = copy.deepcopy(gan.discriminator)
-            except Exception as error:  # user code may raise anything
-                raise UsageError(f"profile: the networks cannot be copied: {error}") from error
-            networks = Networks(g, d, latent, gan.conditioning_input, is_user_defined=True)
-            return to_device(self.run.device, networks, self.world.device)
+            return build_networks(run, make_spec(run.data, self.dataset), self.world.device)
 
-        structure = structure_digest(gan.generator, gan.discriminator)
-        return profile_run(self.run, self.dataset, copy_networks, self.world.device, options, structure)[0]
+        return profile_run(run, self.dataset, copy_networks, self.world.device, options, nets.structure)[0]
+
+    def _decide_open_settings(self, gan: Estimator, profile: Profile) -> None:
+        """Decide batch, strategy and layout, in this order. All ranks call this together."""
+        if self._batch_is_open:
+            batches = [self.config.base_bs * factor for factor in BATCH_FACTORS]
+            batch, reason = choose_batch(self._run_of(gan), profile, self.world, batches)
+            run = build_scaled_run(self.config, batch, self._num_workers)
+            self.run = prepare_on_all_ranks(run, self.world, self.dataset, check_parts=False).run
+            for line in (reason, *self.run.reasons):
+                self.console.print(line)
+            self._batch_is_open = False
+        auto = self.run.strategy.auto_request
+        if auto:
+            run = choose_new_strategy(self._run_of(gan), auto, None, self.dataset, self.world, self.console)
+            self.run = dataclasses.replace(run, nets=self.run.nets)
+        if self._layout_is_open:
+            run = decide_new_layout(self._run_of(gan), self.dataset, self.world, self.console)
+            self.run = dataclasses.replace(run, nets=self.run.nets)
+            set_threads(self.run.device, self.world)
+            self._layout_is_open = False
+
+    def _run_of(self, gan: Estimator) -> Run:
+        """Return the run with copies of the networks of an Estimator."""
+        return dataclasses.replace(self.run, nets=EstimatorNets.of(gan, self.config.latent))
 
     def eval(self, metric: str = "fid", count: int | None = None) -> Score:
         """Score the averaged generator, on all ranks together.
@@ -356,6 +439,8 @@ class ScalingManager:
         }
         evaluation = from_dict(EvaluationOptions, fields)
         check_evaluation(evaluation, self.dataset)
+        if self._session.role.drain:
+            self._session.role.drain()
         batch_norm = "standing" if self._session.game.g.batch_coupled_layers else "none"
         with averaged_sampler(self._session, self.dataset) as sampler:
             protocol = EvalProtocol(batch_norm=batch_norm, ema=True, truncation=1.0, seed=self.run.seed)
@@ -364,8 +449,10 @@ class ScalingManager:
         return scores[0]
 
     def close(self) -> None:
-        """Stop reading data and leave the other ranks."""
+        """Stop reading data, complete what is in flight, and leave the other ranks."""
         self._stop_prefetching()
+        if self._session and self._session.role.drain:
+            self._session.role.drain()
         self.world.close()
 
     def __enter__(self) -> ScalingManager:
@@ -385,6 +472,8 @@ class ScalingManager:
     def _get_session(self, gan: Estimator) -> Session:
         _check_type("gan", gan, Estimator, "paragan.Estimator(generator, discriminator)")
         if self._session is None:
+            if self.has_open_settings:
+                self.profile(gan)
             latent = 0 if gan.conditioning_input else gan.latent or self.config.latent
             networks = Networks(gan.generator, gan.discriminator, latent, gan.conditioning_input, is_user_defined=True)
             networks = to_device(self.run.device, networks, self.world.device)
@@ -424,8 +513,13 @@ class _ScaledSize:
     num_workers: Annotated[int, Field(ge=1)]
 
 
-def build_scaled_run(config: Config, bs: int, num_workers: int) -> Run:
+def build_scaled_run(config: Config, bs: int | str, num_workers: int) -> Run:
     """Return the run of a config, scaled to a total batch of `bs` on `num_workers` lanes."""
+    if config.strategy.per_label:
+        raise UsageError(
+            "strategy=per-label: trains a game for every label, and an Estimator is one game. Use sync, quantized, "
+            "gossip or async, or `paragan train custom --nets=module:Class --strategy per-label`"
+        )
     size = from_dict(_ScaledSize, {"bs": bs, "num_workers": num_workers})
     nets: Any = EstimatorNets()
     run = Run(
@@ -437,13 +531,13 @@ def build_scaled_run(config: Config, bs: int, num_workers: int) -> Run:
         d=dataclasses.replace(config.d, lr_scaling=config.d_lr_scaling),
         d_steps=config.d_steps,
         ema=config.ema,
-        strategy=config.strategy,
+        strategy=config.strategy.without_rank_loss(),
         batch=size.bs,
         lanes=size.num_workers,
         kimg=config.max_steps * size.bs * config.d_steps / 1000,
         seed=config.seed,
         evaluation=config.evaluation,
-        device=_separate_real_fake(config.device),
+        device=_resolve_device(config.device),
         timeout_s=config.timeout_s,
         reasons=config.reasons,
     )
@@ -457,6 +551,10 @@ def _check_type(name: str, value: object, kind: type, expected: str) -> None:
         raise UsageError(f"{name}: is of type {type(value).__name__}. Use {expected}")
 
 
-def _separate_real_fake(device: DeviceOptions) -> DeviceOptions:
-    """Call D separately on reals and fakes unless configured otherwise: a user's D may mix the images of a batch."""
-    return dataclasses.replace(device, concat_real_fake=False) if device.concat_real_fake == "auto" else device
+def _resolve_device(device: DeviceOptions) -> DeviceOptions:
+    """Return the options until a layout is measured.
+
+    D is called separately on reals and fakes unless configured otherwise: a user's D may mix the images of a batch.
+    """
+    concat_real_fake = False if device.concat_real_fake == "auto" else device.concat_real_fake
+    return dataclasses.replace(device, concat_real_fake=concat_real_fake, tune="rules")

@@ -16,9 +16,12 @@ from torch import nn
 import paragan as pg
 import tiny_run
 from advice import advises
+from paragan import api
 from paragan.api import build_scaled_run
-from paragan.core.schema import get_field, replace_fields
-from paragan.plan.tune.layout_tuner import options_for
+from paragan.core.schema import from_dict, replace_fields
+from paragan.train.build import Networks
+from paragan.train.loop import play_round
+from paragan.train.session import build_session
 from processes import wait_until
 
 
@@ -78,7 +81,7 @@ def test_figure_5_runs_as_published(capsys):
     cfg = config()
     scale_mgr = pg.ScalingManager(config=cfg, bs=64, num_workers=8)
     gan = pg.Estimator(Generator(), Discriminator())
-    for _step in range(cfg.max_steps):
+    for _step in cfg.max_steps:
         scale_mgr.train(gan)
     score = scale_mgr.eval(metric="fid")
     scale_mgr.close()
@@ -220,18 +223,124 @@ def test_scores_and_networks_follow_the_advice_on_their_order():
         assert other_mgr.train(other)["Progress/step"] == 1
 
 
-def test_measured_settings_are_set_as_advised():
-    """The fields are those that `paragan plan --tune` decides, each with its last choice."""
-    with advises('device.tune="measured": only for `paragan train`. Set the fields that `paragan plan --tune` prints'):
-        make_manager(device=pg.DeviceOptions(tune="measured"))
-    with make_manager() as scale_mgr:
-        options = options_for(scale_mgr.run, torch.device("cpu"))
-    settings = {field: value for option in options for field, value in option.choices[-1].items()}
-    device = {name: value for name, value in settings.items() if name.startswith("device.")}
-    assert device
-    cfg = replace_fields(config(latent=8), device)
-    with pg.ScalingManager(cfg, bs=32, num_workers=4) as scale_mgr:
-        assert all(get_field(scale_mgr.run, name) == value for name, value in device.items())
+def test_max_steps_is_a_number_that_can_be_iterated():
+    assert list(config().max_steps) == [0, 1, 2, 3, 4]
+    assert config().max_steps * 2 == 10
+    with pytest.raises(pg.UsageError, match="max_steps=0"):
+        from_dict(pg.Config, {"max_steps": 0})
+
+
+STRATEGIES = {
+    "quantized": "quantized",
+    "paper's DQGAN": {"name": "quantized", "paper_update": True},
+    "local SGD": {"name": "sync", "sync_period": 2},
+    "gossip": "gossip",
+    "DPOSG": "DPOSG",
+    "asynchronous gossip": "async-gossip",
+    "async": "async",
+}
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=STRATEGIES)
+def test_an_estimator_is_trained_and_scored_under_every_strategy(pool, strategy):
+    """It is trained as the trainer does it: the same networks, in a session of the same run, end with the same bits."""
+    tiny_run  # noqa: B018 - registered by value
+
+    def job(world):
+        scale_mgr = pg.ScalingManager(config(strategy=untyped(strategy)), 32, 4)
+        scale_mgr.world = world
+        gan = pg.Estimator(make_seeded(Generator), make_seeded(Discriminator))
+        for _ in range(5):
+            scale_mgr.train(gan)
+        score = scale_mgr.eval("fd", count=32)
+        copy = pg.Estimator(make_seeded(Generator), make_seeded(Discriminator))
+        networks = Networks(copy.generator, copy.discriminator, 8, is_user_defined=True)
+        session = build_session(scale_mgr.run, world, scale_mgr.dataset, networks)
+        for _ in range(5):
+            play_round(session)
+        if session.role.drain:
+            session.role.drain()
+        player, expected = (s.role.trained_players[0] for s in (scale_mgr._session, session))
+        depends_on_timing = strategy == "async-gossip"
+        return score.value, depends_on_timing or torch.equal(player.flat.params, expected.flat.params)
+
+    (score, same), (other_score, other_same) = pool(2, job)
+    assert score == other_score
+    assert same
+    assert other_same
+
+
+def test_per_label_runs_have_no_estimator():
+    with advises(
+        "an Estimator is one game. Use sync, quantized, gossip or async, or `paragan train custom --nets=module:Class "
+        "--strategy per-label`"
+    ):
+        make_manager(strategy=untyped("per-label"))
+    for name in ("sync", "quantized", "gossip", "async"):
+        with make_manager(strategy=untyped(name)) as scale_mgr:
+            assert scale_mgr.run.strategy.name == name
+
+
+def test_profile_decides_batch_and_strategy_if_they_are_open(capsys):
+    auto = {"name": "auto", "strategies": ("sync", "async"), "measure_s": 1}
+    cfg = config(strategy=untyped(auto), base_bs=8)
+    with pg.ScalingManager(cfg, bs="auto", num_workers=4) as scale_mgr:
+        gan = pg.Estimator(Generator(), Discriminator())
+        assert scale_mgr.has_open_settings
+        with advises(
+            'bs="auto": the profile has no noise scale. Use profile(gan, noise_kimg=10), or a number of images'
+        ):
+            scale_mgr.profile(gan, seconds=1, noise_kimg=0)
+        profile = scale_mgr.profile(gan, seconds=1)
+        assert not scale_mgr.has_open_settings
+        assert scale_mgr.run.batch in (8, 16, 32, 64, 128)
+        assert scale_mgr.run.strategy.name in ("sync", "async")
+        assert scale_mgr.train(gan)["Progress/step"] == 1
+    out = capsys.readouterr().out
+    assert f"batch {scale_mgr.run.batch} of 8, 16, 32, 64, 128: the gradient noise scale is" in out
+    assert "learning rate" in out
+    assert f"strategy: {scale_mgr.run.strategy.name}: " in out
+    assert {turn.batch for turn in profile.d} == {2, 8, 128}
+
+
+def test_profile_changes_nothing_that_was_set():
+    with pg.ScalingManager(config(), bs=16, num_workers=4) as scale_mgr:
+        before = scale_mgr.run
+        assert not scale_mgr.has_open_settings
+        scale_mgr.profile(pg.Estimator(Generator(), Discriminator()), seconds=1)
+        assert scale_mgr.run is before
+
+
+def test_an_open_layout_is_decided_before_the_first_round(monkeypatch):
+    """The tuner itself is tested in tests/plan/tune."""
+    seen = []
+
+    def decide(run, dataset, world, console):
+        seen.append(run.nets.generator(None))
+        return replace_fields(run, {"device.precision": "bf16", "device.lanes_per_pass": 1})
+
+    monkeypatch.setattr(api, "decide_new_layout", decide)
+    monkeypatch.setattr(api, "parse_profile", lambda text, name: None)
+    monkeypatch.setattr(api.ScalingManager, "_measure_profile", lambda *args: None)
+    monkeypatch.setattr(api, "profile_to_yaml", lambda profile: "")
+    with make_manager(device=pg.DeviceOptions(tune="measured")) as scale_mgr:
+        gan = pg.Estimator(PlainG(), PlainD())
+        assert scale_mgr.train(gan)["Progress/step"] == 1
+        assert (scale_mgr.run.device.precision, scale_mgr.run.device.lanes_per_pass) == ("bf16", 1)
+        assert scale_mgr.run.strategy.name == "sync"
+    assert torch.equal(seen[0].state_dict()["layers.net.weight"], seen[0].layers.net.weight)
+    assert seen[0] is not gan.generator
+
+
+def test_cached_measurements_are_of_these_networks_and_their_code():
+    class OtherG(PlainG):
+        def __init__(self):
+            super().__init__()
+            self.more = nn.Linear(8, 8)
+
+    first, other = (api.EstimatorNets.of(pg.Estimator(make(), PlainD()), 8) for make in (PlainG, OtherG))
+    assert first.structure != other.structure
+    assert first.structure == api.EstimatorNets.of(pg.Estimator(PlainG(), PlainD()), 8).structure
 
 
 @pytest.mark.parametrize(

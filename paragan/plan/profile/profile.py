@@ -158,6 +158,8 @@ def interpolate_turns(turns: Sequence[TurnProfile], batch: float) -> TurnProfile
 
 def _interpolate(a: TurnProfile, b: TurnProfile, fraction: float, factor: float) -> TurnProfile:
     def mix(x: float, y: float) -> float:
+        if fraction > 1:  # beyond what was measured a larger batch is not faster, whatever the noise of measuring says
+            return factor * (y + (fraction - 1) * max(0.0, y - x))
         return max(0.0, factor * ((1 - fraction) * x + fraction * y))
 
     return TurnProfile(

@@ -74,8 +74,28 @@ def choose_strategy(run: Run, images: Dataset, world: World, request: RunDirRequ
         console.print(f"{REASON_PREFIX}{previous.strategy.name}, with which this run was started")
         return previous
     resumed = previous or (None if run.strategy.auto_request else run)
+    return choose_new_strategy(resumed or run, auto, resumed, images, world, console)
+
+
+def choose_new_strategy(
+    run: Run, auto: Auto, resumed: Run | None, images: Dataset, world: World, console: RunConsole
+) -> Run:
+    """Return the run with a strategy that is chosen by measurements, and print the reasons.
+
+    Args:
+        run: whose strategy is chosen.
+        auto: the request.
+        resumed: the run whose checkpoint is continued, if any.
+        images: of the run.
+        world: of all ranks.
+        console: for progress.
+
+    Raises:
+        UsageError: no strategy can be chosen.
+        CommunicationError: a rank was lost meanwhile.
+    """
     try:
-        chosen = _choose(resumed or run, auto, resumed, images, world, console)
+        chosen = _choose(run, auto, resumed, images, world, console)
     except CommunicationError as error:
         raise CommunicationError(f"while a strategy was chosen, {error}") from error
     for line in chosen.reasons:
@@ -103,16 +123,7 @@ def _with_saved_strategy(run: Run, saved: dict[str, Any]) -> Run:
 
 
 def _choose(run: Run, auto: Auto, resumed: Run | None, images: Dataset, world: World, console: RunConsole) -> Run:
-    """Measure, predict and time.
-
-    Args:
-        run: whose strategy is chosen.
-        auto: the request.
-        resumed: the run whose checkpoint is continued, if any.
-        images: of the run.
-        world: of all ranks.
-        console: for progress.
-    """
+    """Measure, predict and time: see `choose_new_strategy`."""
     if world.size == 1 and resumed:
         strategy = resumed.strategy.on_one_rank()
         return _with_strategy(run, strategy, AutoChoice(1, auto), [f"{strategy.name}: there is one rank"])

@@ -289,14 +289,28 @@ def decide_layout(run: Run, dataset: Dataset, world: World, request: RunDirReque
         if previous:
             console.print(f"layout: as {previous} was started with; --resume never measures anew")
             return json.dumps(overrides)
-        console.print("layout: timing settings, unless they are cached; about a minute, longer for large networks")
-        result = tune_run(plain_run, dataset, world)
-        changes = [f"{name}={format_setting(value)}" for name, value in layout_changes(plain_run, result).items()]
-        if changes:
-            console.print(f"layout: {result.speedup:.2f} times faster; {', '.join(changes)}")
-        else:
-            console.print("layout: nothing is faster")
-        return json.dumps(dict(result.overrides))
+        return json.dumps(_measure_overrides(plain_run, dataset, world, console))
 
     text = world.all_gather_str(on_all_ranks(world, decide_on_rank0, LOAD_TIMEOUT_S))[0]
     return replace_fields(plain_run, json.loads(text))
+
+
+def decide_new_layout(run: Run, dataset: Dataset, world: World, console: RunConsole) -> Run:
+    """Return a run that is no resumed one with measured settings. Rank 0 decides; all ranks call it together."""
+
+    def decide_on_rank0() -> str:
+        return json.dumps(_measure_overrides(run, dataset, world, console)) if world.is_main else "{}"
+
+    text = world.all_gather_str(on_all_ranks(world, decide_on_rank0, LOAD_TIMEOUT_S))[0]
+    return replace_fields(run, json.loads(text))
+
+
+def _measure_overrides(run: Run, dataset: Dataset, world: World, console: RunConsole) -> Overrides:
+    console.print("layout: timing settings, unless they are cached; about a minute, longer for large networks")
+    result = tune_run(run, dataset, world)
+    changes = [f"{name}={format_setting(value)}" for name, value in layout_changes(run, result).items()]
+    if changes:
+        console.print(f"layout: {result.speedup:.2f} times faster; {', '.join(changes)}")
+    else:
+        console.print("layout: nothing is faster")
+    return dict(result.overrides)
