@@ -19,6 +19,8 @@ import numpy as np
 from sklearn.datasets import load_digits
 from sklearn.svm import SVC
 
+from benchmarks.lib.timing import describe_machine
+
 MIN_RECOGNISED = 0.97
 MIN_DIVERSITY = 0.75
 
@@ -72,7 +74,8 @@ def main() -> int:
     print(f"diversity  {scores['diversity']:.1%} of the real digits' (at least {MIN_DIVERSITY:.0%})")
     print("accepted" if accepted else "NOT accepted")
     if options.json:
-        Path(options.json).write_text(json.dumps({**scores, "accepted": accepted}, indent=1) + "\n")
+        results = {"machine": describe_machine(), **scores, "accepted": accepted}
+        Path(options.json).write_text(json.dumps(results, indent=1) + "\n")
     return 0 if accepted else 1
 
 

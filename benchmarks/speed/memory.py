@@ -1,6 +1,6 @@
 """Whether a step takes the memory that `paragan train -n` foresees.
 
-`python -m benchmarks.speed.memory [--json F] CASE ...`
+`python -m benchmarks.speed.memory [--json F] [--predict] CASE ...`
 
 A case is a recipe, a resolution, a batch, and settings: `fashion:256:8:nets.width=32`. Each is played for one round in
 a process of its own, which says how far its resident memory rose above what it was after a tiny round (the interpreter
@@ -58,21 +58,27 @@ def measure_case(text: str) -> int:
     return torch.cuda.max_memory_allocated() if device.type == "cuda" else peak_rss_bytes() - before
 
 
+def predict(text: str) -> float:
+    """Return the gigabytes that `paragan train -n` foresees for a case."""
+    run, images = make_case(text)
+    return estimate(lambda: play_one_round(run, images)).peak_bytes / 1e9
+
+
 def measure(text: str) -> dict[str, float]:
     command = [sys.executable, "-m", "benchmarks.speed.memory", "--play", text]
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ | MALLOC_RETURNS_MEMORY)
     if done.returncode:
         return {"error": done.returncode}
-    run, images = make_case(text)
-    foreseen = estimate(lambda: play_one_round(run, images)).peak_bytes
-    elapsed_s = int(done.stdout.split()[-1])
-    return {"foreseen_gb": foreseen / 1e9, "took_gb": elapsed_s / 1e9, "ratio": foreseen / elapsed_s}
+    foreseen_gb = predict(text)
+    took_gb = int(done.stdout.split()[-1]) / 1e9
+    return {"foreseen_gb": foreseen_gb, "took_gb": took_gb, "ratio": foreseen_gb / took_gb}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cases", nargs="*", default=CASES, metavar="CASE")
     parser.add_argument("--play", metavar="CASE", help=argparse.SUPPRESS)
+    parser.add_argument("--predict", action="store_true", help="only predict: for what does not fit on this machine")
     parser.add_argument("--json", metavar="F", help="also write everything to this file")
     options = parser.parse_args()
     if options.play:
@@ -83,9 +89,12 @@ def main() -> int:
         "command": "benchmarks/speed/memory.py " + " ".join(options.cases),
     }
     print(format_machine(result["machine"]))
-    result["cases"] = {text: measure(text) for text in options.cases}
+    if options.predict:
+        result["cases"] = {text: {"foreseen_gb": predict(text)} for text in options.cases}
+    else:
+        result["cases"] = {text: measure(text) for text in options.cases}
     rows = [[text, *(f"{value:.3g}" for value in row.values())] for text, row in result["cases"].items()]
-    print(format_table(["", "foreseen, GB", "took, GB", "ratio"], rows))
+    print(format_table(["", "foreseen, GB", "took, GB", "ratio"][: len(rows[0])], rows))
     save_json(options.json, result)
     return 0
 
