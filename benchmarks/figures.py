@@ -14,6 +14,7 @@ To add a figure: commit the result, write the sentence, and yield it here with `
 from __future__ import annotations
 
 import json
+import math
 import re
 import statistics
 import sys
@@ -27,6 +28,7 @@ from typing import Any
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 MEASUREMENTS = ROOT / "docs" / "measurements"
+OTHER_PAGES = tuple(sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")))
 PAGES = ("README.md", *sorted(f"docs/measurements/{p.name}" for p in MEASUREMENTS.glob("*.md") if p.stem != "README"))
 NUMBER = re.compile(r"(?<![\w.])\d+(?:,\d{3})*(?:\.\d+)?(?:e-\d+)?")
 CODE = r"```[^`]*```|`[^`]*`|^    .*$"
@@ -34,6 +36,10 @@ LINKS = r"!?\[[^]\n]*\]\([^)]*\)"
 HEADS = r"^#.*$|^\|.*(?=\n\|[-|: ]+\|$)"  # of sections, and of tables
 NOT_PROSE = re.compile(f"{CODE}|{LINKS}|{HEADS}", re.MULTILINE)
 
+LOOKS_MEASURED = re.compile(
+    r"[\d.]+ times (?:as (?:fast|slow|long)|faster|slower)|\bfd(?:_pixels)?(?: of)? \d[\d.]*|\btook [\d.]+"
+    r"|[\d.]+ s of one core|[\d.]+ % in \w+ measurements|\bwas(?: within)? [\d.]+(?: to [\d.]+)? %|[\d.]+ s on two idle"
+)
 BY_HAND = "by hand, no json"  # what a paragraph says whose figures have no result
 
 Statement = tuple[Any, ...]  # a text with `{}`, and the figures in it
@@ -101,38 +107,46 @@ def find_differences(source: Source) -> list[str]:
     return differences
 
 
-def mask_hand_taken(text: str) -> str:
+def find_uncovered(page: str) -> list[str]:
+    """Return the numbers of a page that no statement and no exception covers, each with the words around it."""
+    prose, covered = prose_and_covered(page)
+    uncovered = []
+    for number in NUMBER.finditer(prose):
+        if not covered.issuperset(range(*number.span())):
+            before, after = prose[: number.start()], prose[number.end() :]
+            uncovered.append(f"{before[-40:]}[{number[0]}]{after[:30]}")
+    return uncovered
+
+
+def find_unmarked(page: str) -> list[str]:
+    """Return what looks like a measurement in another page, and is neither stated here nor said to be by hand."""
+    prose, covered = prose_and_covered(page)
+    return [match[0] for match in LOOKS_MEASURED.finditer(prose) if not covered.issuperset(range(*match.span()))]
+
+
+def prose_and_covered(page: str) -> tuple[str, set[int]]:
+    """Return a page on one line, numbers of code, links and headings masked, and the positions that are covered."""
+    text = one_line(read_page(page))
+    prose = one_line(NOT_PROSE.sub(mask_digits, mask_taken_by_hand(read_page(page))))  # as long as text
+    sentences = [sentence for source in SOURCES if source.page == page for sentence in source.sentences()]
+    sentences += NOT_MEASURED.get(page, ())
+    matches = [match for sentence in sentences for match in re.finditer(re.escape(sentence), text)]
+    matches += [match for pattern in SETTINGS for match in re.finditer(pattern, prose)]
+    return prose, {position for match in matches for position in range(*match.span())}
+
+
+def mask_taken_by_hand(text: str) -> str:
     """Mask the numbers of paragraphs and list items that say BY_HAND, and of the table below one that ends so."""
     masked: list[str] = []
-    blocks = re.split(r"(\n\s*\n|\n(?=\* ))", text)
-    for block in blocks:
+    for block in re.split(r"(\n\s*\n|\n(?=\* ))", text):
         table_below = block.startswith("|") and f"{BY_HAND}:" in one_line("".join(masked[-2:]))
         by_hand = BY_HAND in one_line(block) or table_below
         masked.append(re.sub(r"\d", "x", block) if by_hand else block)
     return "".join(masked)
 
 
-def find_uncovered(page: str) -> list[str]:
-    """Return the numbers of a page that no statement and no exception covers, each with the words around it."""
-    text = read_page(page)
-    prose = one_line(
-        NOT_PROSE.sub(lambda match: re.sub(r"\d", "x", match[0]), mask_hand_taken(text))
-    )  # positions stay as they are
-    covered = {i for start, end in _covered_spans(page, one_line(text), prose) for i in range(start, end)}
-    uncovered = []
-    for number in NUMBER.finditer(prose):
-        if not covered.issuperset(range(number.start(), number.end())):
-            around = prose[max(0, number.start() - 40) : number.start()], prose[number.end() : number.end() + 30]
-            uncovered.append(f"{around[0]}[{number[0]}]{around[1]}")
-    return uncovered
-
-
-def _covered_spans(page: str, text: str, prose: str) -> Iterator[tuple[int, int]]:
-    sentences = [sentence for source in SOURCES if source.page == page for sentence in source.sentences()]
-    for sentence in (*sentences, *NOT_MEASURED.get(page, ())):
-        yield from (match.span() for match in re.finditer(re.escape(sentence), text))
-    for pattern in SETTINGS:
-        yield from (match.span() for match in re.finditer(pattern, prose))
+def mask_digits(match: re.Match[str]) -> str:
+    return re.sub(r"\d", "x", match[0])
 
 
 # Machines -------------------------------------------------------------------------------------------------------------
@@ -170,6 +184,7 @@ def format_machines() -> list[str]:
 
 COMMANDS = {  # of every result: a module of benchmarks/ and its arguments
     "acceptance": "quality.digits_acceptance RUN_DIR",
+    "acceptance_per_label": "quality.digits_acceptance RUN_DIR",
     "async_lab": "comm.slow_links async",
     "auto": "plan.auto",
     "convolutions": "speed.convolutions",
@@ -371,7 +386,7 @@ def quality_row(label: str, scores: Any, to: Any = None, fd: str = ".3f") -> Sta
 def readme(
     acceptance: Any, ddp: Any, step: Any, lab: Any, gossip: Any, teams: Any, quality: Any
 ) -> Iterator[Statement]:
-    yield "as the requested label | {:.1f} % |", 100 * acceptance["recognised"]
+    yield "recognises as requested | {:.1f} % |", 100 * acceptance["recognised"]
     sizes = ddp["sizes"].values()
     yield "step time against DistributedDataParallel, {:.2f}M / {:.1f}M", *(size["parameters"] / 1e6 for size in sizes)
     yield "parameters | {:.2f} / {:.2f} of its time |", *(size["ours"]["median"] for size in sizes)
@@ -395,7 +410,7 @@ def readme_plan_and_data(prediction: Any, congestion: Any, labels: Any) -> Itera
     shares = [
         100 * contestants[name]["share"] for name in ("ours", "dataloader", "dataloader, best setting", "webdataset")
     ]
-    text = "ours / DataLoader / the same, tuned in turns of 24 s / webdataset | {:.1f} % / {:.0f} % / {:.0f} % / {:.0f} % |"
+    text = "ours / DataLoader / tuned in 24 s turns / webdataset | {:.1f} % / {:.0f} % / {:.0f} % / {:.0f} % |"
     yield text, *shares
     fd = {row["case"]: row["all fd"] for row in labels["rows"]}
     yield "(fd {:.3f} against {:.3f};", fd["conditional"], fd["per label"]
@@ -795,6 +810,15 @@ def networks_memory(float32: Any, bf16: Any, predicted: Any) -> Iterator[Stateme
         yield text, case["foreseen_gb"], case["took_gb"]
 
 
+@states("docs/networks.md", "memory", "memory_bf16")
+def networks_memory_foreseen(float32: Any, bf16: Any) -> Iterator[Statement]:
+    ratios = {name: case["ratio"] for name, case in (float32["cases"] | bf16["cases"]).items()}
+    biggan = max(abs(ratio - 1) for name, ratio in ratios.items() if "biggan-imagenet1024" in name)
+    yield "was within {:.0f} % of what processes used for `biggan-imagenet1024`", math.ceil(100 * biggan)
+    (sngan,) = (ratio for name, ratio in ratios.items() if "sngan" in name)
+    yield "and {:.0f} % above it for `sngan-cifar10`", 100 * (sngan - 1)
+
+
 @states(NETWORKS, "quality_sngan", "quality_sngan_bf16", "quality_biggan")
 def networks_quality(sngan: Any, sngan_bf16: Any, biggan: Any) -> Iterator[Statement]:
     text = (
@@ -845,6 +869,12 @@ def per_label_quality(digits: Any, fashion: Any) -> Iterator[Statement]:
     yield "it saw {:.0f} to {:.0f} % fewer images", *(100 - 100 / ratio for ratio in ratios)
     steps = [row["steps"] for row in digits["rows"] if "per label, W-CGAN" in row["case"]]
     yield "{:,.0f} to {:,.0f} steps of G are few", *(significant(count, 2) for count in steps)
+
+
+@states(PER_LABEL, "acceptance_per_label")
+def per_label_acceptance(result: Any) -> Iterator[Statement]:
+    text = "passes the acceptance test: {:.1f} % recognised, diversity {:.1f} %"
+    yield text, 100 * result["recognised"], 100 * result["diversity"]
 
 
 @states(PER_LABEL, "labels_scaling", "labels_queue")
@@ -982,6 +1012,12 @@ def quality_of_wires(digits: Any, fashion: Any) -> Iterator[Statement]:
 @states(QUANTIZED, "quality_fashion_int4_block256")
 def quality_of_larger_blocks(fashion: Any) -> Iterator[Statement]:
     yield "with blocks of 256 and full feedback, fashion had an fd of {:.2f}", fashion["cases"]["int4"]["fd"][1]
+
+
+@states("docs/quantized.md", "quality_fashion_int4_block256", "quality_fashion_sync")
+def feedback_of_int4(former: Any, now: Any) -> Iterator[Statement]:
+    fd = former["cases"]["int4"]["fd"][1], now["cases"]["int4"]["fd"][1]
+    yield "Fashion-MNIST had an fd of {:.2f}, against {:.2f} with the defaults", *fd
 
 
 @states(QUANTIZED, "quality_digits_quantized")
@@ -1125,6 +1161,9 @@ def main() -> None:
     for page in PAGES:
         for number in find_uncovered(page):
             print(f"{page}: not covered: {number}")
+    for page in OTHER_PAGES:
+        for number in find_unmarked(page):
+            print(f"{page}: looks measured: {number}")
 
 
 if __name__ == "__main__":

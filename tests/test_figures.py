@@ -24,6 +24,11 @@ def test_every_number_is_a_result_or_has_a_reason(page: str):
     assert not uncovered, "\n".join(["State these in benchmarks/figures.py, or say there why not:", *uncovered])
 
 
+@pytest.mark.parametrize("page", figures.OTHER_PAGES)
+def test_measurements_in_other_pages_are_results_or_say_by_hand(page: str):
+    assert not figures.find_unmarked(page), f"{page}: state them in benchmarks/figures.py, or say: {figures.BY_HAND}"
+
+
 @by_page
 def test_exceptions_are_still_in_their_page(page: str):
     text = figures.one_line(figures.read_page(page))
