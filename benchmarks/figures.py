@@ -481,16 +481,14 @@ def async_quality(digits: Any, fashion: Any) -> Iterator[Statement]:
         "snapshots of every fourth D": "`snapshot_every=4`",
     }
     for case, label in labels.items():
-        yield f"| {label} | {{}} |", count[case]
-        text, *figures = quality_row("_", cases[case], cases["sync"])
-        yield f"{label} | {count[case]}{text[3:]}", *figures
+        text, *figures = quality_row(f"{label} | {{}}", cases[case], cases["sync"])
+        yield text, count[case], *figures
     cases = fashion["cases"]
     count = {case: sum(row["case"] == case for row in fashion["rows"]) for case in cases}
     for case in ("sync", "batches 1:1", "batches 2:1"):
         label = labels[case].partition(" (")[0]
-        yield f"| {label} | {{}} |", count[case]
-        text, *figures = quality_row("_", cases[case], cases["sync"], ".2f")
-        yield f"{label} | {count[case]}{text[3:]}", *figures
+        text, *figures = quality_row(f"{label} | {{}}", cases[case], cases["sync"], ".2f")
+        yield text, count[case], *figures
 
 
 @states(ASYNC, "quality_digits_split", "quality_digits_lags", "quality_fashion_lags")
@@ -808,6 +806,14 @@ def networks_memory(float32: Any, bf16: Any, predicted: Any) -> Iterator[Stateme
         spec = ".2f" if case["took_gb"] < 10 else ".1f"
         text = f"| {label} | {{:{spec}}} GB | {{:{spec}}} GB |"
         yield text, case["foreseen_gb"], case["took_gb"]
+
+
+@states("docs/models.md", "graphs")
+def differences_of_exported_graphs(graphs: Any) -> Iterator[Statement]:
+    onnx, torch_export = (
+        max(row["apart"] for row in graphs["rows"] if row["form"] == form) for form in ("onnx", "torch-export")
+    )
+    yield "differ by at most {} in ONNX and {:.0f} in torch.export", f"{onnx:.0e}".replace("e-0", "e-"), torch_export
 
 
 @states("docs/networks.md", "memory", "memory_bf16")
