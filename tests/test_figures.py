@@ -1,4 +1,4 @@
-"""Figures in the documents are those of benchmarks/results/ (benchmarks/figures.py says which is which)."""
+"""Figures in the documents are those of benchmarks/results/: benchmarks/figures.py says which is which."""
 
 from __future__ import annotations
 
@@ -7,83 +7,90 @@ import re
 
 import pytest
 
-from benchmarks import figures
+from benchmarks import figures, results_table
+from benchmarks.lib.document import BY_HAND, ROOT, Document
 
 by_page = pytest.mark.parametrize("page", figures.PAGES)
+by_other_page = pytest.mark.parametrize("page", figures.OTHER_PAGES)
 
 
 @pytest.mark.parametrize("source", figures.SOURCES, ids=lambda source: source.statements.__name__)
 def test_documents_say_what_results_say(source: figures.Source):
-    differences = figures.find_differences(source)
-    assert not differences, "\n".join([source.page, *differences])
+    missing = Document.read(source.page).find_missing(source.sentences())
+    assert not missing, "\n".join([f"{source.page} should say:", *missing])
 
 
 @by_page
 def test_every_number_is_a_result_or_has_a_reason(page: str):
-    uncovered = figures.find_uncovered(page)
+    uncovered = figures.find_uncovered(page, Document.read(page))
     assert not uncovered, "\n".join(["State these in benchmarks/figures.py, or say there why not:", *uncovered])
 
 
-@pytest.mark.parametrize("page", figures.OTHER_PAGES)
+@by_other_page
 def test_measurements_in_other_pages_are_results_or_say_by_hand(page: str):
-    assert not figures.find_unmarked(page), f"{page}: state them in benchmarks/figures.py, or say: {figures.BY_HAND}"
+    found = Document.read(page).find_measurements(figures.sentences_of(page))
+    assert not found, f"{page}: state {found} in benchmarks/figures.py, or say there: {BY_HAND}"
 
 
 @by_page
 def test_exceptions_are_still_in_their_page(page: str):
-    text = figures.one_line(figures.read_page(page))
+    text = Document.read(page).text
     assert not [sentence for sentence in figures.NOT_MEASURED.get(page, ()) if sentence not in text]
 
 
 @by_page
 def test_pages_name_results_and_machines(page: str):
-    text = figures.one_line(figures.read_page(page))
+    text = Document.read(page).text
     missing = set()
-    for source in figures.SOURCES:
-        for name in source.results if source.page == page else ():
-            result = figures.read_result(name)
-            machine = figures.name_machine(result)
-            named = {rf"(?<!\w){name}\.json"}
-            if machine != figures.NOT_RECORDED:
-                named |= {machine, "torch " + result["machine"]["torch"].rpartition(".")[0]}
-            missing.update(word for word in named if not re.search(word, text))
+    for name in {name for source in figures.SOURCES if source.page == page for name in source.results}:
+        machine = results_table.machine_of(results_table.read_result(name))
+        wanted = {rf"(?<!\w){name}\.json"}
+        if machine:
+            wanted |= {results_table.name_machine(machine), "torch " + machine["torch"].rpartition(".")[0]}
+        missing |= {pattern for pattern in wanted if not re.search(pattern, text)}
     assert not missing, f"{page} does not name {sorted(missing)}"
 
 
 def test_every_result_has_its_command_and_machine_in_the_table():
-    table = figures.format_machines()
-    lines = (figures.MEASUREMENTS / "README.md").read_text("utf-8").splitlines()
-    assert [line for line in table if line not in lines] == [], "python -m benchmarks.figures machines prints the table"
-    assert [line for line in lines if line.startswith("| `") and line not in table] == []
+    table = list(results_table.format_rows())
+    page = (ROOT / "docs/measurements/README.md").read_text("utf-8")
+    assert "\n".join(table) + "\n" == page[page.index(table[0]) :], "python -m benchmarks.results_table prints it"
 
 
 def test_every_command_exists():
-    for command in figures.COMMANDS.values():
-        module = figures.ROOT / "benchmarks" / (command.split()[0].rstrip(",").replace(".", "/") + ".py")
-        assert module.is_file(), command
+    for command in results_table.COMMANDS.values():
+        module = command.split()[0].replace(".", "/") + ".py"
+        assert (ROOT / "benchmarks" / module).is_file(), command
 
 
-def test_a_changed_figure_is_found(monkeypatch: pytest.MonkeyPatch):
-    source = next(source for source in figures.SOURCES if source.statements.__name__ == "scaling_of_the_paper")
-    page = figures.read_page(source.page)
-    changed = page.replace("| 5 % | 0.99 | 0.98 | 0.96 | 0.95 |", "| 5 % | 0.99 | 0.98 | 0.97 | 0.95 |")
-    assert changed != page
-    monkeypatch.setattr(figures, "read_page", lambda page: changed)
-    (difference,) = figures.find_differences(source)
-    assert "0.96" in difference
-    assert len(figures.find_uncovered(source.page)) == 5
-
-
-def test_a_figure_without_a_result_is_found(monkeypatch: pytest.MonkeyPatch):
-    table = "## Speed 1\n\n| what | 1 ms |\n|---|---|\n| it | 12.5 |\n\n"
-    text = table + "A step takes 3 ms, 7 % less.\n\nIt takes 4 ms (by hand, no json).\n"
-    monkeypatch.setattr(figures, "read_page", lambda page: text)
-    found = [re.search(r"\[(.*)\]", number) for number in figures.find_uncovered("README.md")]
-    assert [match[1] for match in found if match] == ["12.5", "3", "7"]
+def test_a_changed_figure_is_found():
+    page = "docs/measurements/weak_scaling.md"
+    document = Document.read(page)
+    changed = Document(document.source.replace("| 5 % | 0.99 | 0.98 | 0.96 |", "| 5 % | 0.99 | 0.98 | 0.97 |"))
+    assert changed != document
+    (missing,) = changed.find_missing(figures.sentences_of(page))
+    assert "0.96" in missing
+    assert any("[0.97]" in number for number in figures.find_uncovered(page, changed))
 
 
 def test_a_changed_result_is_found(monkeypatch: pytest.MonkeyPatch):
-    source = next(source for source in figures.SOURCES if source.statements.__name__ == "coding")
-    result = json.dumps(figures.read_result("wires")).replace("1.77", "1.67")
+    source = next(source for source in figures.SOURCES if source.results == ("wires",))
+    result = json.dumps(results_table.read_result("wires")).replace("1.77", "1.67")
     monkeypatch.setattr(figures, "read_result", lambda name: json.loads(result))
-    assert figures.find_differences(source)
+    assert Document.read(source.page).find_missing(source.sentences())
+
+
+def test_numbers_that_nothing_covers():
+    document = Document(
+        "## Speed 1\n\n| what | 1 ms |\n|---|---|\n| it | 12.5 |\n\nA step takes 3 ms, `8` times, 7 % less.\n\n"
+        f"* 4 ms ({BY_HAND})\n* 5 ms\n\nAll {BY_HAND}:\n\n| what |\n|---|\n| 6 |\n\n| what |\n|---|\n| 9 |\n"
+    )
+    found = [re.search(r"\[(.*)\]", number) for number in document.find_uncovered(["takes 3 ms"])]
+    assert [match[1] for match in found if match] == ["12.5", "7", "5", "9"]
+
+
+def test_a_statement_has_as_many_figures_as_places():
+    with pytest.raises(ValueError, match="1 figures for 2 places"):
+        figures.fill_in("{} and {}", [1])
+    with pytest.raises(ValueError, match="0 figures for 0 places"):
+        figures.fill_in("no figure", [])

@@ -1,0 +1,117 @@
+"""The table of all results, with command, machine, date and load: `python -m benchmarks.results_table`.
+
+It stands in docs/measurements/README.md; tests/test_figures.py compares. A new result gets a line in COMMANDS.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent / "results"
+NOT_RECORDED = "not recorded"
+
+COMMANDS = {  # of every result: a module of benchmarks/ and its arguments
+    "acceptance": "quality.digits_acceptance RUN_DIR  # of paragan train digits",
+    "acceptance_per_label": "quality.digits_acceptance RUN_DIR  # of --strategy per-label --ranks 2",
+    "async_lab": "comm.slow_links async",
+    "auto": "plan.auto",
+    "convolutions": "speed.convolutions",
+    "ddp": "comm.ddp",
+    "digits_strategies": "quality.digits_acceptance RUN_DIR  # of --strategy quantized, gossip",
+    "forms": "comm.async_reuse",
+    "gossip_lab": "comm.slow_links gossip",
+    "graphs": "speed.export_graph",
+    "health_healthy": "quality.health healthy",
+    "health_planted": "quality.health planted --kimg 16 --seeds 6",
+    "lab": "comm.slow_links wires",
+    "labels_quality_digits": "quality.per_label_quality digits --minutes 4",
+    "labels_quality_fashion": "quality.per_label_quality fashion --minutes 10",
+    "labels_queue": "per_label.per_label queue --seconds 12",
+    "labels_scaling": "per_label.per_label scaling --kimg 80 --repetitions 3",
+    "layout": "speed.tune --networks digits,fashion,dcgan,sngan --all digits,fashion",
+    "memory": "speed.memory",
+    "memory_bf16": "speed.memory",
+    "memory_predicted": "speed.memory --predict",
+    "networks_step": "speed.networks step",
+    "networks_step_bf16": "speed.networks step",
+    "networks_strategies": "speed.networks strategies",
+    "pipeline_congestion": "data.pipeline congestion --seconds 60 --rounds 2 --search-seconds 24",
+    "pipeline_decode": "data.pipeline decode --rounds 7",
+    "prediction": "plan.prediction measure",
+    "prediction_again": "plan.prediction measure",
+    "prediction_scaling": "plan.prediction scaling",
+    "quality_biggan": 'quality.quality biggan --strategy networks --cases "float32;bf16" --ranks 1',
+    "quality_digits_ahead": "quality.quality digits --strategy lags --ranks 1 --more '...'",
+    "quality_digits_async": "quality.quality digits --strategy async --ranks 2",
+    "quality_digits_gossip4": "quality.quality digits --strategy gossip --ranks 4",
+    "quality_digits_gossip8": "quality.quality digits --strategy gossip --ranks 8",
+    "quality_digits_lags": "quality.quality digits --strategy lags --ranks 1",
+    "quality_digits_quantized": "quality.quality digits --strategy quantized",
+    "quality_digits_split": "quality.quality digits --strategy async --ranks 4",
+    "quality_digits_sync": "quality.quality digits",
+    "quality_fashion_async": "quality.quality fashion --strategy async --ranks 2",
+    "quality_fashion_gossip4": "quality.quality fashion --strategy gossip --ranks 4",
+    "quality_fashion_gossip8": "quality.quality fashion --strategy gossip --ranks 8",
+    "quality_fashion_int4_block256": "quality.quality fashion  # at commit cc1615e",
+    "quality_fashion_lags": "quality.quality fashion --strategy lags --ranks 1",
+    "quality_fashion_policies": "quality.quality fashion --strategy policies --ranks 1",
+    "quality_fashion_sync": "quality.quality fashion",
+    "quality_sngan": "quality.quality sngan --strategy networks --cases float32 --ranks 1",
+    "quality_sngan_bf16": 'quality.quality sngan --strategy networks --cases "float32;bf16" --ranks 1',
+    "scale": "comm.scale",
+    "scores": "quality.scores fd prdc --rounds 1",
+    "scores_prdc": "quality.scores prdc --rounds 1",
+    "step": "speed.step",
+    "survive": "comm.rank_loss",
+    "teams": "comm.gd_teams",
+    "two_checkouts": "speed.two_checkouts",
+    "wires": "comm.compressors",
+}
+
+
+def read_result(name: str) -> Any:
+    return json.loads((RESULTS / f"{name}.json").read_text("utf-8"))
+
+
+def machine_of(result: Any) -> dict[str, Any]:
+    """Return what a result records of its machine, {} if nothing."""
+    machine = result.get("machine") if isinstance(result, dict) else None
+    return machine if isinstance(machine, dict) else {}
+
+
+def name_machine(machine: dict[str, Any]) -> str:
+    """Return the processor as the pages name it, or NOT_RECORDED."""
+    if not machine:
+        return NOT_RECORDED
+    processor = "Intel Xeon" if "Xeon" in machine["processor"] else machine["processor"]
+    features = machine["features"]
+    level = "AVX512-BF16" if "avx512_bf16" in features else "AVX512" if "avx512f" in features else "AVX2"
+    return f"{processor} with {level}"
+
+
+def format_rows() -> Iterator[str]:
+    """Yield the lines of the table. A laboratory that ran apart from the others of its file has its own."""
+    yield "| result | command: `python -m benchmarks.` | processor | torch | date | load before |"
+    yield "|---|---|---|---|---|---|"
+    for path in sorted(RESULTS.glob("*.json")):
+        result = read_result(path.stem)
+        command = f"`{COMMANDS[path.stem]}`"
+        yield _row(f"`{path.name}`", command, machine_of(result))
+        laboratories = result.get("laboratories", {}) if isinstance(result, dict) else {}
+        for name, laboratory in laboratories.items():
+            if "machine" in laboratory:
+                yield _row(f"the same, {name}", command, laboratory["machine"])
+
+
+def _row(result: str, command: str, machine: dict[str, Any]) -> str:
+    cells = ["", "", ""]
+    if machine:
+        cells = [machine["torch"].partition("+")[0], machine["date"][:10], f"{machine['load_before']:.1f}"]
+    return f"| {' | '.join([result, command, name_machine(machine), *cells])} |"
+
+
+if __name__ == "__main__":
+    print("\n".join(format_rows()))
