@@ -39,12 +39,13 @@ def test_exceptions_are_still_in_their_page(page: str):
 
 
 @by_page
-def test_pages_name_results_and_machines(page: str):
+def test_pages_name_command_result_and_machine(page: str):
     text = Document.read(page).text
     missing = set()
     for name in {name for source in figures.SOURCES if source.page == page for name in source.results}:
         machine = results_table.machine_of(results_table.read_result(name))
-        wanted = {rf"(?<!\w){name}\.json"}
+        module = results_table.COMMANDS[name].split()[0]
+        wanted = {rf"(?<!\w){name}\.json", rf"-m benchmarks\.{module}\b"}
         if machine:
             wanted |= {results_table.name_machine(machine), "torch " + machine["torch"].rpartition(".")[0]}
         missing |= {pattern for pattern in wanted if not re.search(pattern, text)}

@@ -41,7 +41,7 @@ class Document:
 
     @property
     def prose(self) -> str:
-        """The text with the digits of code, links, headings and of what was taken by hand as "x": as long as the text."""
+        """The text, the digits of code, links and headings and of what was taken by hand replaced by as many x."""
         return _join_lines(NOT_PROSE.sub(lambda match: _mask(match[0]), self._mask_taken_by_hand()))
 
     def find_missing(self, sentences: Iterable[str]) -> list[str]:

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.lib.timing import describe_machine
 from paragan.core.jsonl import read_jsonl
 
 FAST = ("--evaluation.metrics=[]", "--output.fakes_kimg=1000", "--output.best_metric=none", "--device.threads=1")
@@ -274,8 +275,8 @@ def main() -> None:
     parser.add_argument("--json", metavar="F")
     options = parser.parse_args()
     if options.what == "cost":
-        results: list[Any] = [measure_overhead(200)]
-        print(json.dumps(results[0], indent=1))
+        results: Any = {"machine": describe_machine(), **measure_overhead(200)}
+        print(json.dumps(results, indent=1))
     else:
         cases = FAILURES if options.what == "planted" else HEALTHY_RUNS
         measure = measure_detection if options.what == "planted" else measure_false_alarms
