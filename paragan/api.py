@@ -123,7 +123,7 @@ def with_policy(config: Config, name: str, bs: int, nets: str = "") -> Config:
     is only listed in the reasons, since the networks are yours.
 
     Args:
-        name: ttur, biggan, sngan, paragan, optimistic, wcgan, wcgan-gp or dcgan.
+        name: ttur, biggan, sngan, paragan, optimistic, wcgan, wcgan-gp, dcgan, dposg or dqgan.
         nets: "sngan" if D is like that of SN-GAN.
     """
     policy = get_policy(name, bs, nets=nets)

@@ -132,10 +132,22 @@ DIGITS_CASES = [
     Case("--data.only_class=10", "Use a number from 0 to 9", ("--data.only_class=0", "--data.only_class=9")),
     Case(
         "--policy=foo",
-        "Use ttur, biggan, sngan, paragan, optimistic, wcgan, wcgan-gp, dcgan or none",
+        "Use ttur, biggan, sngan, paragan, optimistic, wcgan, wcgan-gp, dcgan, dposg, dqgan or none",
         tuple(
             f"--policy={name}"
-            for name in ["ttur", "biggan", "sngan", "paragan", "optimistic", "wcgan", "wcgan-gp", "dcgan", "none"]
+            for name in [
+                "ttur",
+                "biggan",
+                "sngan",
+                "paragan",
+                "optimistic",
+                "wcgan",
+                "wcgan-gp",
+                "dcgan",
+                "dposg",
+                "dqgan",
+                "none",
+            ]
         ),
     ),
     Case("--evaluation.metrics=[fid]", "Use fd", ("--evaluation.metrics=[fd]",)),

@@ -4,6 +4,7 @@
     python -m benchmarks.quality.quality digits --strategy lags --ranks 1 [--json F]
     python -m benchmarks.quality.quality fashion --data fashion_mnist.npz --seeds 0,1,2 [--json F]
     python -m benchmarks.quality.quality fashion --data fashion_mnist.npz --strategy policies --ranks 1 [--json F]
+    python -m benchmarks.quality.quality digits --strategy paper --ranks 4 [--json F]
     python -m benchmarks.quality.quality sngan|biggan --data fashion_mnist.npz --strategy networks [--json F]
 
 Every run is `paragan train` on `--ranks` ranks; a run that exists already is not repeated. Measured for each:
@@ -122,12 +123,18 @@ SUITES["policies"] = {
     **{name: (f"--policy={name}",) for name in POLICIES},
     **{f"{name}, rates of the recipe": (f"--policy={name}",) for name in POLICIES},
 }
+SUITES["paper"] = {  # the papers' own updates, plain optimistic gradient steps
+    "sync": (),
+    "DPOSG": ("--strategy=DPOSG", "--policy=dposg", "--batch=64"),
+    "DQGAN": ("--strategy=quantized", "--strategy.paper_update=true", "--policy=dqgan", "--batch=64"),
+}
 SUITES["networks"] = {"float32": ("--device.precision=float32",), "bf16": ("--device.precision=bf16",)}
 
 
 def drop_rates(settings: Sequence[str], case: str) -> list[str]:
     """Drop a recipe's settings of the players if the case is a policy, which replaces them."""
-    return [s for s in settings if case not in POLICIES or not s.startswith(("--g.", "--d."))]
+    is_policy = case.lower() in POLICIES
+    return [s for s in settings if not is_policy or not s.startswith(("--g.", "--d."))]
 
 
 BETTER_SIGN = {"fd": -1, "recognised": 1, "diversity": 1}

@@ -56,8 +56,8 @@ with their meanings. The groups are data, nets, objective, g and d (optimizers),
 health, on_divergence and device.
 
 --policy replaces the recipe's g, d and d_steps by the settings of a paper: ttur, biggan, sngan, paragan or optimistic;
-wcgan, wcgan-gp and dcgan also replace the objective and the norm of D. Fields on the command line override the policy:
---policy paragan --g.optimizer.lr=1e-3.
+wcgan, wcgan-gp, dcgan, dposg and dqgan also replace the objective and the norm of D. Fields on the command line
+override the policy: --policy paragan --g.optimizer.lr=1e-3.
 
 --batch-scaling rates scales the recipe's settings to --batch: the learning rates as g.lr_scaling and d.lr_scaling say
 (sqrt, linear, none), the warm-up and the half-life of the average. --batch-scaling all also scales the weights of R1

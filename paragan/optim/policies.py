@@ -30,6 +30,7 @@ class PaperSettings:
     d_steps  : steps of D for one of G
     common   : fields of `PlayerOptim` for both players
     settings : other settings, dotted fields of a run
+    origin   : of the learning rates
     """
 
     batch: int
@@ -39,6 +40,7 @@ class PaperSettings:
     d_steps: int = 1
     common: Mapping[str, Any] = field(default_factory=dict[str, Any])
     settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    origin: str = "as published"
 
 
 @dataclass(frozen=True)
@@ -180,6 +182,30 @@ def dcgan(nets: str) -> PaperSettings:
     )
 
 
+def dposg(nets: str) -> PaperSettings:
+    """Plain gradient steps on WGAN-GP, for DPOSG's own update (`--strategy DPOSG`)."""
+    return _gradient_descent("Liu et al. 2020 (DPOSG), whose rates are not known to us")
+
+
+def dqgan(nets: str) -> PaperSettings:
+    """Plain gradient steps on WGAN-GP, for DQGAN's own update (`--strategy quantized --strategy.paper_update=true`)."""
+    return _gradient_descent("after Chen et al. 2020 (DQGAN), whose rates are not known to us")
+
+
+def _gradient_descent(source: str) -> PaperSettings:
+    return PaperSettings(
+        batch=64,
+        g={"name": "sgd", "lr": 0.1},
+        d={"name": "sgd", "lr": 0.01},
+        settings=_objective_settings("wasserstein", gp=1) | {"nets.spectral": False},
+        sources=(
+            f"optimistic gradient steps on a Wasserstein game with a gradient penalty: {source}",
+            "0.1 for G, 0.01 for D, penalty 1: found by a random search on the digits (docs/measurements/policies.md)",
+        ),
+        origin="as found",
+    )
+
+
 def _objective_settings(loss: str, **weights: float) -> dict[str, Any]:
     """Return settings of the objective: the loss and these weights; other penalties are 0."""
     defaults = dict.fromkeys(("r1", "r2", "gp", "clip", "lecam"), 0)
@@ -187,7 +213,8 @@ def _objective_settings(loss: str, **weights: float) -> dict[str, Any]:
 
 
 POLICIES: dict[str, Callable[[str], PaperSettings]] = {
-    p.__name__.replace("_", "-"): p for p in (ttur, biggan, sngan, paragan, optimistic, wcgan, wcgan_gp, dcgan)
+    p.__name__.replace("_", "-"): p
+    for p in (ttur, biggan, sngan, paragan, optimistic, wcgan, wcgan_gp, dcgan, dposg, dqgan)
 }
 
 
@@ -237,11 +264,11 @@ def _player_optim(paper: PaperSettings, optimizer: Mapping[str, Any], batch: int
     factor = lr_factor(batch, paper.batch)
     if factor > 1:
         limit = ", the maximum" if factor == MAX_LR_FACTOR else ""
-        reason = f"learning rates x {factor:g}{limit}: square root of {batch} images over the paper's {paper.batch}"
+        reason = f"learning rates x {factor:g}{limit}: square root of {batch} images over {paper.batch}, {paper.origin}"
         return replace(optim, optimizer=with_lr(optim.optimizer, optim.optimizer.lr * factor)), reason
     if batch == paper.batch:
-        return optim, "learning rates as published"
-    return optim, f"learning rates as published for {paper.batch} images: not lowered for smaller batches"
+        return optim, f"learning rates {paper.origin}"
+    return optim, f"learning rates {paper.origin} for {paper.batch} images: not lowered for smaller batches"
 
 
 def describe_optim(optim: PlayerOptim) -> str:

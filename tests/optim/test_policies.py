@@ -43,17 +43,24 @@ PUBLISHED = {  # at the batch of the paper: (optimizer, rate, betas, eps) of G a
     "wcgan": (100, ("adam", 1e-4, (0.5, 0.999), 1e-8), ("adam", 1e-4, (0.5, 0.999), 1e-8), 5, "constant", "auto"),
     "wcgan-gp": (64, ("adam", 1e-4, (0.0, 0.9), 1e-8), ("adam", 1e-4, (0.0, 0.9), 1e-8), 5, "constant", "auto"),
     "dcgan": (128, ("adam", 2e-4, (0.5, 0.999), 1e-8), ("adam", 2e-4, (0.5, 0.999), 1e-8), 1, "constant", "auto"),
+    "dposg": (64, ("sgd", 0.1, None, None), ("sgd", 0.01, None, None), 1, "constant", "auto"),
+    "dqgan": (64, ("sgd", 0.1, None, None), ("sgd", 0.01, None, None), 1, "constant", "auto"),
 }
 ALSO = {  # other settings of a policy: (loss, r1, gp, clip), and of the networks
     "wcgan": (("wasserstein", 0, 0, 0.01), {"nets.spectral": False}),
     "wcgan-gp": (("wasserstein", 0, 10, 0), {"nets.spectral": False}),
     "dcgan": (("nonsaturating", 0, 0, 0), {"nets.spectral": False, "nets.batch_norm": True}),
+    "dposg": (("wasserstein", 0, 1, 0), {"nets.spectral": False}),
+    "dqgan": (("wasserstein", 0, 1, 0), {"nets.spectral": False}),
 }
+
+
+OURS = ("dposg", "dqgan")  # their papers' rates are not known
 
 
 def facts(side):
     o = side.optimizer
-    return o.name, o.lr, o.betas, o.eps
+    return o.name, o.lr, getattr(o, "betas", None), getattr(o, "eps", None)
 
 
 @every_policy
@@ -63,7 +70,7 @@ def test_policy_at_its_batch_equals_the_paper(name):
     assert (facts(policy.g), facts(policy.d), policy.d_steps) == (g, d, d_steps)
     assert {side.schedule for side in (policy.g, policy.d)} == {schedule}
     assert {side.optimizer_wrapper for side in (policy.g, policy.d)} == {optimism}
-    assert policy.reasons[-1] == "learning rates as published"
+    assert policy.reasons[-1] == f"learning rates as {'found' if name in OURS else 'published'}"
     objective, nets = ALSO.get(name, ((), {}))
     words = (f"objective.{word}" for word in ("loss", "r1", "gp", "clip", "r2", "lecam"))
     expected = dict(zip(words, (*objective, 0, 0))) if objective else {}
@@ -105,13 +112,25 @@ def test_both_players_train_under_every_policy(name):
     for player in ("G/", "D/"):
         assert tiny_run.relative_distance(after, before, player) > 0
     kinds = [type(p.optimizer).__name__ for p in s.game.players]
-    assert kinds == ["AdaBelief" if name == "paragan" else "Adam", "Adam"]
-    assert ("last_step" in s.game.g.optimizer.state_dict()["state"][0]) == (name == "optimistic")
+    g, d = (PUBLISHED[name][i][0] for i in (1, 2))
+    assert [kind.lower() for kind in kinds] == [g, d]
+    assert ("last_step" in s.game.g.optimizer.state_dict()["state"].get(0, {})) == (name == "optimistic")
 
 
 @pytest.mark.parametrize("strategy", ["quantized", "CPOAdam-GQ", "gossip", "Rand-DP-OAdam", "async"])
 def test_different_optimizers_work_with_every_strategy(pool, strategy):
     run, _ = build_run(to_dict(tiny_run.make_run(f"strategy={strategy}")), [], "paragan")
+    states = pool(2, lambda world: tiny_run.play_rounds(run, 3, world))
+    assert all(value.isfinite().all() for value in states[0].values())
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [("dposg", ("strategy=DPOSG",)), ("dqgan", ("strategy=quantized", "strategy.paper_update=true"))],
+)
+def test_the_papers_updates_have_a_policy(pool, name, settings):
+    run, lines = build_run(to_dict(tiny_run.make_run(*settings)), [], name)
+    assert any("found by a random search on the digits" in line for line in lines)
     states = pool(2, lambda world: tiny_run.play_rounds(run, 3, world))
     assert all(value.isfinite().all() for value in states[0].values())
 
