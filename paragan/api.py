@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from typing import Annotated, Any
 
 import torch
+import yaml
 from pydantic import AfterValidator, Field
 from torch import Tensor, nn
 
@@ -68,6 +69,9 @@ class Steps(int):
 
     def __iter__(self) -> Iterator[int]:
         return iter(range(self))
+
+
+yaml.SafeDumper.add_representer(Steps, yaml.SafeDumper.represent_int)
 
 
 @config_class
@@ -185,10 +189,15 @@ class EstimatorNets:
         return self._copy("discriminator")
 
     def _copy(self, role: str) -> nn.Module:
+        network: _UserNetwork = getattr(vars(self)["estimator"], role)
+        trainable = network.find_trainable()
         try:
-            return copy.deepcopy(getattr(vars(self)["estimator"], role))
+            copied = copy.deepcopy(network)
         except Exception as error:  # user code may raise anything
             raise UsageError(f"{role}: the networks cannot be copied: {error}") from error
+        for name, p in copied.named_parameters():
+            p.requires_grad_(name in trainable)
+        return copied
 
 
 class Estimator:
@@ -223,8 +232,15 @@ class _UserNetwork(nn.Module):
         self.layers = network if is_module else nn.ModuleDict(_collect_layers(network))
         self.loose_parameters = nn.ParameterList(() if is_module else _collect_parameters(network))
         self._call: Any = network.model_fn if hasattr(network, "model_fn") else network
-        if not any(p.requires_grad for p in self.parameters()):
+        self._trainable: set[str] = set()
+        if not self.find_trainable():
             raise UsageError(f"{role}: has no parameters to train. Store its layers as attributes, in __init__")
+
+    def find_trainable(self) -> set[str]:
+        """Return the names of the parameters that are trained; those found before, if all are frozen between turns."""
+        found = {name for name, p in self.named_parameters() if p.requires_grad}
+        self._trainable = found or self._trainable
+        return self._trainable
 
 
 class _UserGenerator(_UserNetwork):

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import yaml
 from torch import nn
 
 import paragan as pg
@@ -18,7 +19,7 @@ import tiny_run
 from advice import advises
 from paragan import api
 from paragan.api import build_scaled_run
-from paragan.core.schema import from_dict, replace_fields
+from paragan.core.schema import from_dict, replace_fields, to_yaml
 from paragan.train.build import Networks
 from paragan.train.loop import play_round
 from paragan.train.session import build_session
@@ -303,12 +304,25 @@ def test_profile_decides_batch_and_strategy_if_they_are_open(capsys):
     assert {turn.batch for turn in profile.d} == {2, 8, 128}
 
 
-def test_profile_changes_nothing_that_was_set():
+def test_a_config_can_be_written_as_yaml():
+    cfg = pg.Config(max_steps=3)
+    assert list(cfg.max_steps) == [0, 1, 2]
+    assert yaml.safe_load(yaml.safe_dump(dataclasses.asdict(cfg)["max_steps"])) == 3
+    assert from_dict(pg.Config, yaml.safe_load(to_yaml(cfg))) == cfg
+
+
+def test_profile_changes_nothing_that_was_set_also_between_steps():
     with pg.ScalingManager(config(), bs=16, num_workers=4) as scale_mgr:
         before = scale_mgr.run
         assert not scale_mgr.has_open_settings
-        scale_mgr.profile(pg.Estimator(Generator(), Discriminator()), seconds=1)
+        gan = pg.Estimator(Generator(), Discriminator())
+        scale_mgr.profile(gan, seconds=1)
+        scale_mgr.train(gan)
+        weights = [p.clone() for p in gan.generator.parameters()]
+        scale_mgr.profile(gan, seconds=1, remeasure=True)
         assert scale_mgr.run is before
+        assert all(torch.equal(a, b) for a, b in zip(weights, gan.generator.parameters()))
+        scale_mgr.train(gan)
 
 
 def test_an_open_layout_is_decided_before_the_first_round(monkeypatch):

@@ -30,6 +30,12 @@ def validate(run: Run, ranks: int = 1) -> None:
     if ranks > run.lanes and not run.per_label:
         raise UsageError(f"--lanes {run.lanes}: {ranks} ranks cannot share them. Start at most {run.lanes} ranks")
     run.strategy.check(ranks)
+    if run.strategy.step_period > 1 and run.d_steps > 1:
+        owner = "strategy.per_label_strategy" if run.per_label else "strategy"
+        raise UsageError(
+            f"{owner}.sync_mode=accumulate: sums one gradient of D in a round, and d_steps is {run.d_steps}. Use "
+            f"--d_steps=1, or --{owner}.sync_mode=parameters."
+        )
     if run.device.kind == "mps" and ranks > 1:
         raise UsageError(f"--device.kind=mps: is one device, and {ranks} ranks were started. Start one, or use cpu.")
     if run.device.capture_passes:

@@ -150,7 +150,7 @@ class Async(PeriodicSync):
     def role(self, game: Game, world: World, lanes: int) -> Role:
         is_split = world.size > 1 and self.splits_ranks
         role = self._split_role(game, world, lanes) if is_split else self._colocated_role(game, world, lanes)
-        return self.accumulating(role, game.d_steps)
+        return self.accumulating(role)
 
     def _exchange_args(self, player: Player, team: Group, weight: float) -> tuple[Exchange, Group, float]:
         """Return the last arguments of a turn: exchange, team and weight."""

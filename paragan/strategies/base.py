@@ -162,6 +162,11 @@ class StrategyDefaults:
         """Whether a network is exchanged as one vector, rounded to float32 if the wire is lossy; else in buckets."""
         return False
 
+    @property
+    def step_period(self) -> int:
+        """In how many rounds optimizers step once; more than 1 where gradients are accumulated."""
+        return 1
+
     # ---- what it goes with
 
     @property

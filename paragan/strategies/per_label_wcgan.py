@@ -78,6 +78,14 @@ class PerLabel(StrategyDefaults):
         return self.per_label_strategy.requires_sgd
 
     @property
+    def uses_single_bucket(self) -> bool:
+        return self.per_label_strategy.uses_single_bucket
+
+    @property
+    def step_period(self) -> int:
+        return self.per_label_strategy.step_period
+
+    @property
     def reuses_fakes(self) -> bool:
         return self.per_label_strategy.reuses_fakes
 

@@ -13,7 +13,6 @@ from paragan.comm.compression.compressors import Compressor, Exact, Wire
 from paragan.comm.exchange import Accumulate, AllReduce, LocalSGD, NoExchange, ResetAndSkip, SyncEveryN
 from paragan.comm.process_group import Group, SingleRankGroup
 from paragan.comm.world import World
-from paragan.core.errors import UsageError
 from paragan.core.schema import config_class
 from paragan.game.game import Game
 from paragan.game.player import Player
@@ -78,25 +77,15 @@ class PeriodicSync(StrategyDefaults):
     @property
     def replicas_drift(self) -> bool:
         """Whether ranks that train one player hold different parameters between exchanges."""
-        return self.sync_period > 1 and self.sync_mode != "accumulate"
+        return self.sync_period > self.step_period
 
-    def accumulating(self, role: Role, d_steps: int) -> Role:
-        """Return the role with optimizers that step after every period only, if gradients are accumulated.
+    @property
+    def step_period(self) -> int:
+        return self.sync_period if self.sync_mode == "accumulate" else 1
 
-        Args:
-            d_steps: turns of D in a round.
-
-        Raises:
-            UsageError: there are several.
-        """
-        if self.sync_period == 1 or self.sync_mode != "accumulate":
-            return role
-        if d_steps > 1:
-            raise UsageError(
-                f"strategy.sync_mode=accumulate: sums one gradient of D in a round, and d_steps is {d_steps}. Use "
-                "--d_steps=1, or --strategy.sync_mode=parameters."
-            )
-        turn_groups = (tuple(replace(turn, step_period=self.sync_period) for turn in group) for group in role.round)
+    def accumulating(self, role: Role) -> Role:
+        """Return the role with optimizers that step after every period only, if gradients are accumulated."""
+        turn_groups = (tuple(replace(turn, step_period=self.step_period) for turn in group) for group in role.round)
         return replace(role, round=tuple(turn_groups))
 
 
@@ -151,4 +140,4 @@ class Sync(PeriodicSync):
             TURN_ORDERS[self.order],
             replicated=is_replicated,
         )
-        return self.accumulating(role, game.d_steps)
+        return self.accumulating(role)

@@ -156,3 +156,11 @@ def test_a_lossy_wire_carries_float32_only():
     pair.d.double()
     with pytest.raises(UsageError, match="D has float64 parameters"):
         build_game(of, pair, data, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("strategy", ["strategy", "strategy.per_label_strategy"])
+def test_the_papers_update_quantizes_a_network_as_one_vector(strategy):
+    name = "per-label" if strategy.endswith("per_label_strategy") else "quantized"
+    inner = "strategy.per_label_strategy=quantized" if name == "per-label" else "strategy.paper_update=true"
+    run = tiny_run.make_run(f"strategy={name}", inner, f"{strategy}.paper_update=true")
+    assert run.strategy.uses_single_bucket
