@@ -55,6 +55,8 @@ class QuantizedDescent:
         takes_step = lr > 0 and "previous" in bucket.states
         previous = bucket.state("previous")
         residual = bucket.state("step_residual")
+        if lr > 0 and "residual" in bucket.states:  # of a run with the default form, in units of a gradient
+            residual.add_(bucket.states.pop("residual"), alpha=lr)
         original = bucket.workspace("original params", n).copy_(bucket.params)
         bucket.params.sub_(previous, alpha=lr)
         if self.include_residual:

@@ -13,6 +13,7 @@ from paragan.comm.compression import block_quantizer
 from paragan.comm.compression.compressors import Exact, Int8
 from paragan.comm.exchange import NoExchange, OptimisticMirrorDescent
 from paragan.comm.flat_params import FlatParams
+from paragan.comm.process_group import SingleRankGroup
 from paragan.comm.quantized_descent import QuantizedDescent
 from paragan.config.resolve import make_spec, resolve
 from paragan.core.errors import RunError, UsageError
@@ -164,3 +165,18 @@ def test_the_papers_update_quantizes_a_network_as_one_vector(strategy):
     inner = "strategy.per_label_strategy=quantized" if name == "per-label" else "strategy.paper_update=true"
     run = tiny_run.make_run(f"strategy={name}", inner, f"{strategy}.paper_update=true")
     assert run.strategy.uses_single_bucket
+
+
+def test_a_residual_of_the_default_form_becomes_one_of_steps():
+    """A checkpoint may be of that form, or of a version whose paper_update had it."""
+    flat = FlatParams(Point(0), bucket_bytes=1 << 30)
+    exchange = QuantizedDescent(Exact(), SingleRankGroup(), lambda: 0.5, include_residual=False)
+    bucket = flat.buckets[0]
+    bucket.state("previous")
+    bucket.state("residual").fill_(2.0)
+    with torch.no_grad(), flat.exchanging(exchange, 0):
+        assert "residual" not in bucket.states
+        assert (bucket.state("step_residual") == 1.0).all()
+    flat.finish()
+    n = flat.parameters[0].numel()
+    assert (flat.grads[:n] * 0.5 == 1.0).all(), "it is part of the step"
