@@ -80,6 +80,12 @@ DIGITS_CASES = [
         "--lanes 2: 4 ranks of a label cannot share them. Use --lanes 4 --batch 4 or more, or at most 2 ranks",
         ("--lanes=4", "--ranks=2 --strategy.ranks_per_label=2"),
     ),
+    Case(
+        "--strategy.sync_period=9 --strategy.sync_mode=accumulate --kimg=0.064",
+        "strategy.sync_period=9: with strategy.sync_mode=accumulate optimizers step after every period, and --kimg "
+        "0.064 has 4 rounds. Use --strategy.sync_period=4 or less, or a longer --kimg.",
+        ("--strategy.sync_period=4", "--kimg=0.144"),
+    ),
     Case("--strategy=per-label --kimg=0.01", "Use --kimg 0.16 or more", ("--kimg=0.16",)),
     Case(
         f"--objective.contrastive=1 --nets=contragan {SMALL} --data.resolution=32 --batch=2",

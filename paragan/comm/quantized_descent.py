@@ -78,6 +78,8 @@ class QuantizedDescent:
                 bucket.grads.div_(lr)
                 bucket.zero_padding(residual)  # some wires encode 0 as another number
                 bucket.zero_padding(bucket.grads)
+            else:
+                bucket.grads.zero_()
         finally:  # also if the step is aborted
             bucket.params.copy_(original)
 

@@ -30,12 +30,7 @@ def validate(run: Run, ranks: int = 1) -> None:
     if ranks > run.lanes and not run.per_label:
         raise UsageError(f"--lanes {run.lanes}: {ranks} ranks cannot share them. Start at most {run.lanes} ranks")
     run.strategy.check(ranks)
-    if run.strategy.step_period > 1 and run.d_steps > 1:
-        owner = "strategy.per_label_strategy" if run.per_label else "strategy"
-        raise UsageError(
-            f"{owner}.sync_mode=accumulate: sums one gradient of D in a round, and d_steps is {run.d_steps}. Use "
-            f"--d_steps=1, or --{owner}.sync_mode=parameters."
-        )
+    _check_accumulation(run)
     if run.device.kind == "mps" and ranks > 1:
         raise UsageError(f"--device.kind=mps: is one device, and {ranks} ranks were started. Start one, or use cpu.")
     if run.device.capture_passes:
@@ -54,6 +49,26 @@ def validate(run: Run, ranks: int = 1) -> None:
         )
     if not run.data.path:
         raise UsageError(f"{run.recipe} needs --data D: {SOURCE_FORMATS_HINT}, or the address of one")
+
+
+def _check_accumulation(run: Run) -> None:
+    """Raise UsageError if gradients cannot be accumulated as the run says."""
+    period = run.strategy.step_period
+    if period == 1:
+        return
+    owner = "strategy.per_label_strategy" if run.per_label else "strategy"
+    if run.d_steps > 1:
+        raise UsageError(
+            f"{owner}.sync_mode=accumulate: sums one gradient of D in a round, and d_steps is {run.d_steps}. Use "
+            f"--d_steps=1, or --{owner}.sync_mode=parameters."
+        )
+    rounds = run.total_images // run.round_images
+    if period > rounds:
+        raise UsageError(
+            f"{owner}.sync_period={period}: with {owner}.sync_mode=accumulate optimizers step after every period, and "
+            f"--kimg {run.kimg:g} has {rounds} rounds. Use --{owner}.sync_period={max(1, rounds)} or less, or a longer "
+            "--kimg."
+        )
 
 
 def _check_rollback(run: Run, ranks: int) -> None:
