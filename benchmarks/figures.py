@@ -665,6 +665,12 @@ def policies(result: Any) -> Iterator[Statement]:
         yield text, *middle(policy, "fd", "recognised", "diversity"), seconds[policy], *rates
 
 
+@states("docs/measurements/policies.md", "quality_digits_paper")
+def paper_updates(result: Any) -> Iterator[Statement]:
+    for case in ("DPOSG", "DQGAN"):
+        yield quality_row(case, result["cases"][case])
+
+
 # docs/measurements/prediction.md --------------------------------------------------------------------------------------
 
 PREDICTION = "docs/measurements/prediction.md"
