@@ -35,7 +35,7 @@ Statement = tuple[Any, ...]  # a text with `{}`, and the figures in it
 
 @dataclass(frozen=True)
 class Source:
-    """What one document states of some results: the function that yields it."""
+    """The statements of one document about some results, and the function that yields them."""
 
     page: str
     results: tuple[str, ...]

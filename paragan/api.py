@@ -338,7 +338,7 @@ class ScalingManager:
 
     @property
     def has_open_settings(self) -> bool:
-        """Whether something is still to be decided from a profile."""
+        """Whether batch, strategy or layout still have to be decided from a profile."""
         return self._batch_is_open or self._layout_is_open or self.run.strategy.auto_request is not None
 
     def train(self, gan: Estimator) -> dict[str, float]:

@@ -2,7 +2,8 @@
 
 All generators start when the round does, so what is known then is sent at once. Each yields what it waits for:
 
-* `TURN_STARTED`: this player's turn begins. Before it the parameters must not change, since the opponent uses them.
+* `TURN_STARTED`: this player's turn begins. Before it the parameters must not change, since the opponent uses them;
+  only `LocalSGD` averages both players before any turn.
 * `GRAD_READY`: backward has filled the bucket. It continues from a backward hook, in bucket order on all ranks.
 * work: the message has arrived. This is waited for after backward, so that messages overlap with it.
 * `ALL_RECEIVED`: all messages of the turns that move together have arrived. Nothing differentiates through the

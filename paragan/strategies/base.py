@@ -159,7 +159,7 @@ class StrategyDefaults:
 
     @property
     def uses_single_bucket(self) -> bool:
-        """Whether a network is exchanged as one vector, rounded to float32 if the wire is lossy; else in buckets."""
+        """Whether a network is one bucket; a lossy wire then also takes parameters of other dtypes than float32."""
         return False
 
     @property

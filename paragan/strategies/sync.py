@@ -76,7 +76,7 @@ class PeriodicSync(StrategyDefaults):
 
     @property
     def replicas_drift(self) -> bool:
-        """Whether ranks that train one player hold different parameters between exchanges."""
+        """Whether ranks of one team hold different parameters between exchanges."""
         return self.sync_period > self.step_period
 
     @property

@@ -1,4 +1,4 @@
-"""Which models can be teachers, and what is done where one cannot."""
+"""Models that cannot be teachers are refused, and what their messages advise works."""
 
 from __future__ import annotations
 

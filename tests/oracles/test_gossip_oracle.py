@@ -27,7 +27,8 @@ def star(n: int) -> Tensor:
     return w
 
 
-def drawn(topology):
+def program_matrices(topology):
+    """Return the matrices of a graph that the papers leave open, from the program."""
     return lambda n, step: torch.as_tensor(topology.matrix(n, step), dtype=torch.double)
 
 
@@ -38,9 +39,9 @@ GRAPHS = {  # the matrix W of n ranks at a step
     "torus": lambda n, step: cycle(n, {0: 1 / 3, 1: 1 / 3, -1: 1 / 3}),  # 2 x 2 is a square
     "hypercube": lambda n, step: cycle(4, {0: 1 / 3, 1: 1 / 3, -1: 1 / 3})[[0, 1, 3, 2]][:, [0, 1, 3, 2]],
     "exponential": lambda n, step: cycle(n, {0: 1 / 3, 1: 1 / 3, 2: 1 / 3}),
-    "one-peer": drawn(OnePeer()),
-    "matching": drawn(Matching()),
-    "random-ring": drawn(RandomRing()),
+    "one-peer": program_matrices(OnePeer()),
+    "matching": program_matrices(Matching()),
+    "random-ring": program_matrices(RandomRing()),
 }
 
 

@@ -97,7 +97,7 @@ def test_gradients_agree_in_alternating_order(pool, ranks, d_steps):
 
 @pytest.mark.parametrize(("ranks", "period", "rule"), [(1, 3, "sgd"), (2, 2, "adam"), (3, 4, "sgd"), (4, 3, "adam")])
 def test_accumulated_gradients(pool, ranks, period, rule):
-    """One step at a period's end with the mean gradient of its rounds and ranks: n ranks equal one."""
+    """Take one step at the end of a period, with the mean gradient over its rounds and ranks: n ranks equal one."""
     optimizer, inner = RULES[rule]
     settings = local(optimizer, "simultaneous", period, "accumulate")
     game = JointGame(settings, ranks)

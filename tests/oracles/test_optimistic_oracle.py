@@ -26,7 +26,7 @@ def test_optimistic(pool, ranks, rule, a):
 
 @pytest.mark.parametrize(("ranks", "rounds", "rule"), [(1, 8, "adam"), (3, 7, "adam"), (2, 8, "sgd"), (4, 7, "sgd")])
 def test_extragradient(pool, ranks, rounds, rule):
-    """One round is half an iteration: w_half = w - u(F(w)), then w <- w - u(F(w_half))."""
+    """Take half an iteration a round: w_half = w - u(F(w)), then w <- w - u(F(w_half))."""
     optimizer, inner = RULES[rule]
     settings = wrapped("extragradient", *optimizer)
     game = JointGame(settings, ranks)
