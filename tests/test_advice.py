@@ -81,6 +81,12 @@ DIGITS_CASES = [
         ("--lanes=4", "--ranks=2 --strategy.ranks_per_label=2"),
     ),
     Case(
+        "--strategy.sync_mode=gradients",
+        "strategy.sync_mode=gradients: has no effect with strategy.sync_period=1. Use --strategy.sync_period=2 or more, "
+        "or --strategy.sync_mode=parameters.",
+        ("--strategy.sync_period=2", "--strategy.sync_mode=parameters"),
+    ),
+    Case(
         "--strategy.sync_period=9 --strategy.sync_mode=accumulate --kimg=0.064",
         "strategy.sync_period=9: with strategy.sync_mode=accumulate optimizers step after every period, and --kimg "
         "0.064 has 4 rounds. Use --strategy.sync_period=4 or less, or a longer --kimg.",

@@ -30,7 +30,7 @@ def validate(run: Run, ranks: int = 1) -> None:
     if ranks > run.lanes and not run.per_label:
         raise UsageError(f"--lanes {run.lanes}: {ranks} ranks cannot share them. Start at most {run.lanes} ranks")
     run.strategy.check(ranks)
-    _check_accumulation(run)
+    _check_sync_mode(run)
     if run.device.kind == "mps" and ranks > 1:
         raise UsageError(f"--device.kind=mps: is one device, and {ranks} ranks were started. Start one, or use cpu.")
     if run.device.capture_passes:
@@ -51,9 +51,15 @@ def validate(run: Run, ranks: int = 1) -> None:
         raise UsageError(f"{run.recipe} needs --data D: {SOURCE_FORMATS_HINT}, or the address of one")
 
 
-def _check_accumulation(run: Run) -> None:
-    """Raise UsageError if gradients cannot be accumulated as the run says."""
+def _check_sync_mode(run: Run) -> None:
+    """Raise UsageError if ranks cannot agree after every `sync_period` rounds as the run says."""
     period = run.strategy.step_period
+    mode = getattr(run.strategy, "sync_mode", "parameters")
+    if mode != "parameters" and run.strategy.sync_period == 1:
+        raise UsageError(
+            f"strategy.sync_mode={mode}: has no effect with strategy.sync_period=1. Use --strategy.sync_period=2 or "
+            "more, or --strategy.sync_mode=parameters."
+        )
     if period == 1:
         return
     owner = "strategy.per_label_strategy" if run.per_label else "strategy"
