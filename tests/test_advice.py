@@ -82,8 +82,8 @@ DIGITS_CASES = [
     ),
     Case(
         "--strategy.sync_mode=gradients",
-        "strategy.sync_mode=gradients: has no effect with strategy.sync_period=1. Use --strategy.sync_period=2 or more, "
-        "or --strategy.sync_mode=parameters.",
+        "strategy.sync_mode=gradients: has no effect with strategy.sync_period=1. Use --strategy.sync_period=2 or "
+        "more, or --strategy.sync_mode=parameters.",
         ("--strategy.sync_period=2", "--strategy.sync_mode=parameters"),
     ),
     Case(
