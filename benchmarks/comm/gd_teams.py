@@ -1,9 +1,14 @@
 """Measure teams, G on one rank and D on another: `python -m benchmarks.comm.gd_teams [--json F] [--rounds N]`.
 
-Two ranks (gloo), one thread each, interleaved: `--strategy async --strategy.split=1:1`, and `--strategy sync`, where
-both ranks train both networks on half of the lanes. The expected speed-up is counted (plan/cost.py): a rank of sync
-computes half of all operations, a rank of a team those of its player, and the slower player decides. Messages are not
-counted. For `digits`, for G's batch twice and a quarter of D's, and for a G three times as wide.
+Two ranks (gloo), one thread each, interleaved, all with the optimistic optimizers of `async`:
+
+    async        --strategy async --strategy.split=1:1
+    alternating  --strategy sync: both ranks train both networks on half of the lanes
+    one process  --strategy sync on one rank with two threads, while the other rank waits
+
+The expected speed-up is counted (plan/cost.py): a rank of sync computes half of all operations, a rank of a team those
+of its player, and the slower player decides. Messages are not counted. For `digits`, for G's batch twice and a quarter
+of D's, and for a G three times as wide.
 """
 
 from __future__ import annotations
@@ -13,10 +18,10 @@ from typing import Any
 
 import torch
 
-from benchmarks.comm.async_reuse import WIDTH_FACTOR, format_speedups, make_session, speedup
+from benchmarks.comm.async_reuse import OPTIMISTIC, WIDTH_FACTOR, format_speedups, make_session, speedup
 from benchmarks.lib.session_fixture import make_play_fn
 from benchmarks.lib.subprocess_timing import SendFn, barrier, run_ranks
-from benchmarks.lib.timing import count_steps, describe_machine, format_machine, interleave, save_json
+from benchmarks.lib.timing import StepsFn, count_steps, describe_machine, format_machine, interleave, save_json
 from paragan.comm.world import World
 from paragan.data.dataset import load_data
 from paragan.plan.cost import count_forward_flops, count_turn_flops
@@ -41,20 +46,41 @@ def count_speedup(session: Session) -> tuple[float, float]:
     return g_flops / d_flops, sum(sync) / 2 / max(teams)
 
 
+def play_with_threads(session: Session, threads: int) -> StepsFn:
+    """Return a function that plays rounds of a session with so many threads, and one thread afterwards."""
+    play = make_play_fn(session)
+
+    def run_steps(n: int) -> None:
+        torch.set_num_threads(threads)
+        play(n)
+        torch.set_num_threads(1)
+
+    return run_steps
+
+
+def wait_steps(n: int) -> None:
+    """Do nothing: the other rank computes."""
+
+
 def rank_main(world: World, send: SendFn, rounds: int) -> None:
     """Measure all cases on one rank."""
     images = load_data("digits", resolution=8)
     for case, (g_scale, settings) in CASES.items():
         teams_settings = "strategy=async", "strategy.split='1:1'", *settings
         teams = make_session("digits", images, g_scale, *teams_settings, world=world)
-        sync = make_session("digits", images, g_scale, *settings, world=world)
+        sync = make_session("digits", images, g_scale, *OPTIMISTIC, *settings, world=world)
         steps = torch.tensor([float(count_steps(BLOCK_S, make_play_fn(sync)))])
         world.all_ranks.all_reduce_sum(steps).wait()
         mean_steps = round(steps.item() / world.size)
-        contestants = {"async": make_play_fn(teams), "alternating": make_play_fn(sync)}
+        one_process: StepsFn = wait_steps
+        if world.is_main:
+            alone = make_session("digits", images, g_scale, *OPTIMISTIC, "device.threads=2", *settings)
+            one_process = play_with_threads(alone, 2)
+        contestants = {"async": make_play_fn(teams), "alternating": make_play_fn(sync), "one process": one_process}
         times = interleave(contestants, rounds=rounds, steps=mean_steps, barrier=lambda: barrier(world))
         g_over_d, counted = count_speedup(sync)
         row = {"g_over_d": g_over_d, "counted_speedup": counted, "measured_speedup": speedup(times)}
+        row["speedup over one process"] = speedup(times, "one process")
         send((case, {**row, "times": times.to_json("alternating")}))
 
 

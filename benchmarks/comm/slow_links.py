@@ -42,20 +42,26 @@ WIRE_LABS: Labs = {
         ("strategies", "--strategies=sync,sync+int8,quantized", "--rounds=4", "--compute-ms=1000"),
     ),
 }
-ASYNC_GOSSIP_ARGS = ("strategies", "--strategies=sync,async-gossip", "--params=500k", "--rounds=20", "--compute-ms=500")
+# CP-OAdam is gossip with all-reduce in the place of the swaps: both players at once, optimistic.
+ASYNC_GOSSIP_STRATEGIES = "sync,CP-OAdam,async-gossip"
+ASYNC_GOSSIP_ARGS = (
+    *("strategies", f"--strategies={ASYNC_GOSSIP_STRATEGIES}"),
+    *("--params=500k", "--rounds=20", "--compute-ms=500"),
+)
 GOSSIP_LABS: Labs = {
     "100 Mbit/s": (
         (EIGHT_HOSTS, "--rate=100mbit"),
-        ("strategies", "--strategies=sync,gossip,gossip+int8,gossip+int4", "--rounds=4"),
+        ("strategies", "--strategies=sync,CP-OAdam,gossip,gossip+int8,gossip+int4", "--rounds=4"),
     ),
     "200 Mbit/s, 20 ms, 100k parameters": (
         (EIGHT_HOSTS, "--rate=200mbit", "--latency=20ms"),
-        ("strategies", "--strategies=sync,gossip,gossip+int8", "--params=100k", "--rounds=10"),
+        ("strategies", "--strategies=sync,CP-OAdam,gossip,gossip+int8", "--params=100k", "--rounds=10"),
     ),
     "100 Mbit/s, computing 0.5 s, 500k parameters": ((EIGHT_HOSTS, "--rate=100mbit"), ASYNC_GOSSIP_ARGS),
     "one link of 10 Mbit/s, the same": ((EIGHT_HOSTS, "--rates=10mbit,100mbit"), ASYNC_GOSSIP_ARGS),
 }
-ASYNC_STRATEGIES = "sync,async+snapshot_every=4,async+snapshot_every=2+snapshot_wire=bf16"
+# sync with a period of 2 sends as many bytes as the teams.
+ASYNC_STRATEGIES = "sync,sync+sync_period=2,async+snapshot_every=4,async+snapshot_every=2+snapshot_wire=bf16"
 TEAM_LABS: Labs = {
     "1 Gbit/s, 50M parameters, computing 1 s": (
         (EIGHT_HOSTS, "--rate=1gbit"),

@@ -2,6 +2,8 @@
 
     python -m benchmarks.quality.quality digits --seeds 0,1,2 [--strategy gossip --ranks 4] [--json F]
     python -m benchmarks.quality.quality digits --strategy lags --ranks 1 [--json F]
+    python -m benchmarks.quality.quality digits --strategy periods --ranks 4 [--json F]
+    python -m benchmarks.quality.quality digits --strategy batches --ranks 1 --every-kimg 10 [--json F]
     python -m benchmarks.quality.quality fashion --data fashion_mnist.npz --seeds 0,1,2 [--json F]
     python -m benchmarks.quality.quality fashion --data fashion_mnist.npz --strategy policies --ranks 1 [--json F]
     python -m benchmarks.quality.quality digits --strategy paper --ranks 4 [--json F]
@@ -13,8 +15,10 @@ Every run is `paragan train` on `--ranks` ranks; a run that exists already is no
 * recognised : share of 1,000 images that an SVM fitted on real images recognises as the requested label
 * diversity  : standard deviation of their pixels within a label, relative to that of real images
 * seconds    : time of the training rounds
+* curve      : kimg and Fréchet distance every `--every-kimg`
 
-A case is within the spread of the seeds if its median is no worse than the worst seed of the first case.
+The first case of a suite is the rival of the others: a case is within the spread of the seeds if its median is no worse
+than the rival's worst seed.
 """
 
 from __future__ import annotations
@@ -57,7 +61,7 @@ RECIPES["sngan"] = (*SMALL, "--data.resolution=16", "--kimg=120", "--nets.width=
 RECIPES["biggan"] = (*SMALL, "--kimg=60", "--nets=biggan", "--nets.latent=80", "--nets.width=8", "--nets.d_width=16")
 SIGN, INT2, INT4, INT8 = (("--strategy.wire=" + wire,) for wire in ("sign", "int2", "int4", "int8"))
 GOSSIP = "--strategy=gossip"
-SUITES: dict[str, dict[str, tuple[str, ...]]] = {  # the first case of a suite is the reference
+SUITES: dict[str, dict[str, tuple[str, ...]]] = {  # the first case of a suite is the rival of the others
     "sync": {
         "exact": (),
         "int8": INT8,
@@ -76,8 +80,10 @@ SUITES: dict[str, dict[str, tuple[str, ...]]] = {  # the first case of a suite i
         "sign, feedback 0": ("--strategy=CPOAdam-GQ", *SIGN),
     },
     "gossip": {
+        "CP-OAdam": (
+            "--strategy=CP-OAdam",
+        ),  # both players at once and optimistic, as gossip, with all gradients summed
         "sync": (),
-        "CP-OAdam": ("--strategy=CP-OAdam",),  # the optimizer of gossip, with all gradients summed
         "one-peer": (GOSSIP,),
         "ring": (GOSSIP, "--strategy.topology=ring"),
         "random-ring": (GOSSIP, "--strategy.topology=random-ring"),
@@ -107,8 +113,12 @@ SUITES["lags"] = {  # lags in rounds of the fakes and of the critic, on ranks th
         0, 0, "--strategy.replay_policy=replay", "--strategy.replay_policy.fraction=0.5"
     ),
 }
-SUITES["async"] = {  # teams, with --ranks 2 or more (4 for those with a split)
+PERIOD_2 = "--strategy.sync_period=2"
+SUITES["async"] = {  # teams, with --ranks 2 or more (4 for those with a split or a period)
+    "sync, optimistic": OPTIMISTIC,
     "sync": (),
+    "sync, optimistic, period 2": (*OPTIMISTIC, PERIOD_2),  # as many bytes as two teams
+    "batches 1:1, period 2": (ASYNC, PERIOD_2),
     "batches 1:1": (ASYNC,),
     "batches 2:1": (ASYNC, "--g_batch=256"),
     **{f"lead {lead}": (ASYNC, f"--strategy.max_lead_rounds={lead}") for lead in (2, 4, 8)},
@@ -117,6 +127,29 @@ SUITES["async"] = {  # teams, with --ranks 2 or more (4 for those with a split)
         for split in ("1:3", "2:2", "3:1")
     },
     "snapshots of every fourth D": (ASYNC, "--strategy.snapshot_every=4"),
+}
+SUITES["periods"] = {  # with --ranks 4
+    "sync": (),
+    **{
+        f"{mode}, period {period}": (f"--strategy.sync_mode={mode}", f"--strategy.sync_period={period}")
+        for mode in ("parameters", "gradients", "accumulate")
+        for period in (2, 4, 8)
+    },
+}
+SUITES["batches"] = {  # images of G's batch for each of D's
+    "sync, 1:1": (),
+    "sync, 2:1": ("--batch=64", "--g_batch=128"),
+    "async, 1:1": (ASYNC,),
+    "async, 2:1": (ASYNC, "--batch=64", "--g_batch=128"),
+}
+ADABELIEF_G, ADABELIEF_D = (
+    (f"--{player}.optimizer=adabelief", f"--{player}.optimizer.eps=1e-12") for player in ("g", "d")
+)
+SUITES["optimizers"] = {  # of G and D
+    "Adam, Adam": (),
+    "AdaBelief, Adam": ADABELIEF_G,  # ParaGAN's choice
+    "Adam, AdaBelief": ADABELIEF_D,
+    "AdaBelief, AdaBelief": (*ADABELIEF_G, *ADABELIEF_D),
 }
 SUITES["policies"] = {
     "recipe": (),
@@ -147,7 +180,7 @@ def run_paragan(*arguments: str) -> None:
 
 def train_run(folder: Path, settings: Sequence[str], ranks: int) -> Path:
     """Train a run, unless it is finished; return its folder."""
-    if not (folder / "metrics.jsonl").exists():
+    if not (folder / "report.html").exists():
         fixed = (f"--ranks={ranks}", "--evaluation.metrics=fd", "--output.checkpoint_kimg=1e9", f"--run-dir={folder}")
         run_paragan("train", *settings, *fixed)
     return folder
@@ -180,13 +213,18 @@ class SampleEvaluator:
             "diversity": class_diversity(images, labels) / class_diversity(self.images, self.labels),
         }
 
-    def score_run(self, run_dir: Path) -> dict[str, float]:
+    def score_run(self, run_dir: Path) -> dict[str, Any]:
+        """Return the scores of the finished run, and the curve of the Fréchet distance if there is one."""
         rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-        return {
+        curve = [(row["kimg"], row["value"]) for row in rows if row["name"].startswith("fd")]
+        scores: dict[str, Any] = {
             "seconds": round_seconds(run_dir),
-            "fd": next(row["value"] for row in rows if row["name"].startswith("fd")),
+            "fd": curve[-1][1],
             **self.score_samples(run_dir),
         }
+        if len(curve) > 1:
+            scores["curve"] = curve
+        return scores
 
 
 def round_seconds(run_dir: Path) -> float:
@@ -227,6 +265,7 @@ def main() -> None:
     parser.add_argument("--cases", help="names, separated by ; (default: all)")
     parser.add_argument("--more", default="", help="more settings for every case: '--g.optimizer.lr=1e-3 ...'")
     parser.add_argument("--called", default="", help="suffix of the case names for --more: 'twice the rates'")
+    parser.add_argument("--every-kimg", type=float, default=0, help="score so often, for a curve (0: at the end)")
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--runs", default="runs/quality", metavar="DIR", help="folder of the runs")
     parser.add_argument("--json", metavar="F")
@@ -245,6 +284,7 @@ def main() -> None:
             name = f"{case}, {options.called}" if options.called else case
             words = (options.recipe, options.strategy, str(options.ranks), *name.replace(",", "").split(), seed)
             settings = (*drop_rates(fixed, case), *cases[case], *options.more.split(), f"--seed={seed}")
+            settings = (*settings, f"--evaluation.every_kimg={options.every_kimg}")
             run_dir = train_run(Path(options.runs) / "-".join(words), settings, options.ranks)
             evaluator = evaluator or SampleEvaluator(run_dir)
             rows.append({"case": name, "seed": int(seed), **evaluator.score_run(run_dir)})
