@@ -78,6 +78,8 @@ def rank_main(world: World, send: SendFn, rounds: int) -> None:
             one_process = play_with_threads(alone, 2)
         contestants = {"async": make_play_fn(teams), "alternating": make_play_fn(sync), "one process": one_process}
         times = interleave(contestants, rounds=rounds, steps=mean_steps, barrier=lambda: barrier(world))
+        if teams.role.drain:
+            teams.role.drain()
         g_over_d, counted = count_speedup(sync)
         row = {"g_over_d": g_over_d, "counted_speedup": counted, "measured_speedup": speedup(times)}
         row["speedup over one process"] = speedup(times, "one process")
