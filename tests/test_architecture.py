@@ -91,7 +91,7 @@ DESIGN_WORDS = ("Game", "Player", "Turn", "Round", "Lane", "Exchange", "Role", "
 
 # Folders of tests and benchmarks that are not named after a package.
 TEST_FOLDERS = {"contracts", "oracles"}
-BENCHMARK_FOLDERS = {"lib", "per_label", "quality", "speed"}
+BENCHMARK_FOLDERS = {"figures", "lib", "per_label", "quality", "speed"}
 
 # Fields of strategies that have another name now: one idea, one word.
 FORMER_FIELDS = {
@@ -403,7 +403,8 @@ def test_files_named_in_documents_exist(document: Path):
             if path.partition("/")[0] in known and not any((base / path).exists() for base in bases):
                 findings.append(Finding(document.relative_to(ROOT).as_posix(), number, f"there is no {path}"))
         for name in re.findall(r"-m ((?:benchmarks|examples)(?:\.\w+)+)", line):
-            if not (ROOT / name.replace(".", "/")).with_suffix(".py").is_file():
+            module = ROOT / name.replace(".", "/")
+            if not (module.with_suffix(".py").is_file() or (module / "__main__.py").is_file()):
                 findings.append(Finding(document.relative_to(ROOT).as_posix(), number, f"there is no module {name}"))
     expect_none(findings, "Follow the move")
 

@@ -1,55 +1,70 @@
-"""Figures in the documents are those of benchmarks/results/: benchmarks/figures.py says which is which."""
+"""Figures in the documents are those of benchmarks/results/: benchmarks/figures/ says which is which."""
 
 from __future__ import annotations
 
 import json
 import re
+from importlib import import_module
 
 import pytest
 
-from benchmarks import figures, results_table
+from benchmarks import results_table
+from benchmarks.figures import registry
+from benchmarks.figures.registry import MEASUREMENTS, OTHER_DOCUMENTS, Page, Source, fill_in, load_pages
 from benchmarks.lib.document import BY_HAND, ROOT, Document
 
-by_page = pytest.mark.parametrize("page", figures.PAGES)
-by_other_page = pytest.mark.parametrize("page", figures.OTHER_PAGES)
+PAGES = load_pages()
+SOURCES = [(page, source) for page in PAGES.values() for source in page.sources]
+NAMES = [f"{page.path}: {source.statements.__name__}" for page, source in SOURCES]
+by_page = pytest.mark.parametrize("page", [PAGES[path] for path in MEASUREMENTS], ids=MEASUREMENTS)
+by_other_page = pytest.mark.parametrize("page", [PAGES[path] for path in OTHER_DOCUMENTS], ids=OTHER_DOCUMENTS)
 
 
-@pytest.mark.parametrize("source", figures.SOURCES, ids=lambda source: source.statements.__name__)
-def test_documents_say_what_results_say(source: figures.Source):
-    missing = Document.read(source.page).find_missing(source.sentences())
-    assert not missing, "\n".join([f"{source.page} should say:", *missing])
+@pytest.mark.parametrize(("page", "source"), SOURCES, ids=NAMES)
+def test_documents_say_what_results_say(page: Page, source: Source):
+    missing = page.read().find_missing(source.sentences())
+    assert not missing, "\n".join([f"{page.path} should say:", *missing])
 
 
 @by_page
-def test_every_number_is_a_result_or_has_a_reason(page: str):
-    uncovered = figures.find_uncovered(page, Document.read(page))
-    assert not uncovered, "\n".join(["State these in benchmarks/figures.py, or say there why not:", *uncovered])
+def test_every_number_is_a_result_or_has_a_reason(page: Page):
+    uncovered = page.find_uncovered(page.read())
+    advice = "State these in the module of the page in benchmarks/figures/, or say there why not:"
+    assert not uncovered, "\n".join([advice, *uncovered])
 
 
 @by_other_page
-def test_measurements_in_other_pages_are_results_or_say_by_hand(page: str):
-    found = Document.read(page).find_measurements(figures.sentences_of(page))
-    assert not found, f"{page}: state {found} in benchmarks/figures.py, or say there: {BY_HAND}"
+def test_measurements_in_other_pages_are_results_or_say_by_hand(page: Page):
+    found = page.read().find_measurements(page.sentences())
+    assert not found, f"{page.path}: state {found} in benchmarks/figures/, or say there: {BY_HAND}"
 
 
 @by_page
-def test_exceptions_are_still_in_their_page(page: str):
-    text = Document.read(page).text
-    assert not [sentence for sentence in figures.NOT_MEASURED.get(page, ()) if sentence not in text]
+def test_exceptions_are_still_in_their_page(page: Page):
+    text = page.read().text
+    assert not [sentence for sentence in page.not_measured if sentence not in text]
+
+
+def test_every_module_of_figures_belongs_to_a_document():
+    for path in (ROOT / "benchmarks/figures").glob("[a-z]*.py"):
+        module = import_module(f"benchmarks.figures.{path.stem}")
+        pages = [page for page in vars(module).values() if isinstance(page, Page)]
+        assert pages or module is registry, f"{path.name} has no page"
+        assert all(PAGES[page.path] is page and page.read().text for page in pages)
 
 
 @by_page
-def test_pages_name_command_result_and_machine(page: str):
-    text = Document.read(page).text
+def test_pages_name_command_result_and_machine(page: Page):
+    text = page.read().text
     missing = set()
-    for name in {name for source in figures.SOURCES if source.page == page for name in source.results}:
+    for name in {name for source in page.sources for name in source.results}:
         machine = results_table.machine_of(results_table.read_result(name))
         module = results_table.COMMANDS[name].split()[0]
         wanted = {rf"(?<!\w){name}\.json", rf"-m benchmarks\.{module}\b"}
         if machine:
             wanted |= {results_table.name_machine(machine), "torch " + machine["torch"].rpartition(".")[0]}
         missing |= {pattern for pattern in wanted if not re.search(pattern, text)}
-    assert not missing, f"{page} does not name {sorted(missing)}"
+    assert not missing, f"{page.path} does not name {sorted(missing)}"
 
 
 def test_every_result_has_its_command_and_machine_in_the_table():
@@ -65,20 +80,20 @@ def test_every_command_exists():
 
 
 def test_a_changed_figure_is_found():
-    page = "docs/measurements/weak_scaling.md"
-    document = Document.read(page)
+    page = PAGES["docs/measurements/weak_scaling.md"]
+    document = page.read()
     changed = Document(document.source.replace("| 5 % | 0.99 | 0.98 | 0.96 |", "| 5 % | 0.99 | 0.98 | 0.97 |"))
     assert changed != document
-    (missing,) = changed.find_missing(figures.sentences_of(page))
+    (missing,) = changed.find_missing(page.sentences())
     assert "0.96" in missing
-    assert any("[0.97]" in number for number in figures.find_uncovered(page, changed))
+    assert any("[0.97]" in number for number in page.find_uncovered(changed))
 
 
 def test_a_changed_result_is_found(monkeypatch: pytest.MonkeyPatch):
-    source = next(source for source in figures.SOURCES if source.results == ("wires",))
+    page, source = next((page, source) for page, source in SOURCES if source.results == ("wires",))
     result = json.dumps(results_table.read_result("wires")).replace("1.77", "1.67")
-    monkeypatch.setattr(figures, "read_result", lambda name: json.loads(result))
-    assert Document.read(source.page).find_missing(source.sentences())
+    monkeypatch.setattr(registry, "read_result", lambda name: json.loads(result))
+    assert page.read().find_missing(source.sentences())
 
 
 def test_numbers_that_nothing_covers():
@@ -92,6 +107,6 @@ def test_numbers_that_nothing_covers():
 
 def test_a_statement_has_as_many_figures_as_places():
     with pytest.raises(ValueError, match="1 figures for 2 places"):
-        figures.fill_in("{} and {}", [1])
+        fill_in("{} and {}", [1])
     with pytest.raises(ValueError, match="0 figures for 0 places"):
-        figures.fill_in("no figure", [])
+        fill_in("no figure", [])
