@@ -51,7 +51,7 @@ def congested_storage(congestion: Any) -> Iterator[Statement]:
 def decoding(decode: Any) -> Iterator[Statement]:
     small, large = (size["contestants"] for size in decode["sizes"])
 
-    def images_s(contestant: str) -> tuple[float, float]:
+    def images_s(contestant: str) -> tuple[float, ...]:
         return tuple(significant(size[contestant]["images_s"]["median"]) for size in (small, large))
 
     for label, contestant in (

@@ -23,7 +23,7 @@ PAGE = Page(
 @PAGE.states("health_planted")
 def planted_failures(planted: Any) -> Iterator[Statement]:
     rows: dict[str, list[Any]] = {}
-    for row in planted:
+    for row in planted["rows"]:
         rows.setdefault(row["failure"], []).append(row)
 
     def count_and_images(failure: str) -> tuple[int, int]:
@@ -66,17 +66,19 @@ def planted_failures(planted: Any) -> Iterator[Statement]:
     failure = "NaN in a gradient, at 20 kimg, 2 ranks, int8 wire"
     text = "| the step is discarded, the run ends | {} | the message names the parameter | {} |"
     yield text, *count_and_images(failure)
-    stalled = [sum(word in row["all"] for row in planted if "x 100" in row["failure"]) for word in ("won", "stalled")]
+    stalled = [
+        sum(word in row["all"] for row in planted["rows"] if "x 100" in row["failure"]) for word in ("won", "stalled")
+    ]
     yield "(`d_saturated` with {} of the seeds and `stalled` with {}, some kimg later)", *stalled
 
 
 @PAGE.states("health_healthy")
 def healthy_runs(healthy: Any) -> Iterator[Statement]:
-    longest = {row["run"]: row["longest_step"]["D"] for row in healthy}
+    longest = {row["run"]: row["longest_step"]["D"] for row in healthy["rows"]}
     optimistic = [step for run, step in longest.items() if "quantized" in run or "gossip" in run]
     others = [step for run, step in longest.items() if not any(k in run for k in ("quantized", "gossip", "async"))]
     yield "longest step of the healthy runs below was {:.2f} of D's norm", max(longest.values())
     yield "(the first step of `async`), {:.2f} with `gossip` and `quantized`", max(optimistic)
     yield "and at most {:.2f} elsewhere.", max(others)
-    yield "healthy runs of 40 kimg with {} checks each", statistics.mode(row["lines"] for row in healthy)
-    yield "by 2 workers ({} checks)", max(row["lines"] for row in healthy)
+    yield "healthy runs of 40 kimg with {} checks each", statistics.mode(row["lines"] for row in healthy["rows"])
+    yield "by 2 workers ({} checks)", max(row["lines"] for row in healthy["rows"])

@@ -2,7 +2,7 @@
 
     python -m benchmarks.quality.health planted --json F  when each failure is detected, and by which signal; --seeds 6
     python -m benchmarks.quality.health healthy --json F  false alarms in healthy runs (expected: none)
-    python -m benchmarks.quality.health cost              seconds of a measurement and of a step, on the digits
+    python -m benchmarks.quality.health cost --json F     seconds of a measurement and of a step, on the digits
 
 Failures are injected into processes that otherwise run `paragan train digits`.
 """
@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.lib.timing import describe_machine
+from benchmarks.lib.timing import describe_machine, save_json
 from paragan.core.jsonl import read_jsonl
 
 FAST = ("--evaluation.metrics=[]", "--output.fakes_kimg=1000", "--output.best_metric=none", "--device.threads=1")
@@ -274,18 +274,18 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=1, metavar="N", help="0 to N - 1")
     parser.add_argument("--json", metavar="F")
     options = parser.parse_args()
+    results: dict[str, Any] = {"machine": describe_machine()}
     if options.what == "cost":
-        results: Any = {"machine": describe_machine(), **measure_overhead(200)}
+        results |= measure_overhead(200)
         print(json.dumps(results, indent=1))
     else:
         cases = FAILURES if options.what == "planted" else HEALTHY_RUNS
         measure = measure_detection if options.what == "planted" else measure_false_alarms
-        results = []
+        results["rows"] = []
         for name, seed in itertools.product((name for name in cases if options.only in name), range(options.seeds)):
-            results.append(measure(name, options.kimg, seed))
-            print(json.dumps(results[-1]), flush=True)
-    if options.json:
-        Path(options.json).write_text(json.dumps(results, indent=1) + "\n")
+            results["rows"].append(measure(name, options.kimg, seed))
+            print(json.dumps(results["rows"][-1]), flush=True)
+    save_json(options.json, results)
 
 
 if __name__ == "__main__":
