@@ -65,6 +65,15 @@ def memory(float32: Any, bf16: Any, predicted: Any) -> Iterator[Statement]:
         yield text, case["foreseen_gb"], case["took_gb"]
 
 
+@PAGE.states("layout", "memory_process")
+def shares(layout: Any, process: Any) -> Iterator[Statement]:
+    sngan = layout["networks"]["sngan"]
+    share = 100 * sngan["plain/decided"]["median"] / sngan["plain/alone"]["median"]
+    yield "In a tuned round of SNGAN, {:.0f} % of the time are convolutions and matrix products", share
+    (case,) = process["cases"].values()
+    yield "The interpreter and libraries add {:.2f} GB on a CPU", case["process_gb"]
+
+
 @GUIDE.states("memory", "memory_bf16")
 def memory_foreseen(float32: Any, bf16: Any) -> Iterator[Statement]:
     ratios = {name: case["ratio"] for name, case in (float32["cases"] | bf16["cases"]).items()}

@@ -46,8 +46,8 @@ def make_case(text: str, tiny: bool = False) -> tuple[Run, Any]:
     return make_endless_run(recipe, images, *fixed, *changed), blank_dataset(images)
 
 
-def measure_case(text: str) -> int:
-    """What a round of a case took beyond a tiny one."""
+def measure_case(text: str) -> tuple[int, int]:
+    """Return the bytes of the process after a tiny round, and what a round of a case took beyond them."""
     device = pick_device("auto")
     play_one_round(*make_case(text, tiny=True), World.solo(device))
     before = peak_rss_bytes()
@@ -55,7 +55,7 @@ def measure_case(text: str) -> int:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
     play_one_round(*make_case(text), World.solo(device))
-    return torch.cuda.max_memory_allocated() if device.type == "cuda" else peak_rss_bytes() - before
+    return before, torch.cuda.max_memory_allocated() if device.type == "cuda" else peak_rss_bytes() - before
 
 
 def predict(text: str) -> float:
@@ -70,8 +70,9 @@ def measure(text: str) -> dict[str, float]:
     if done.returncode:
         return {"error": done.returncode}
     foreseen_gb = predict(text)
-    took_gb = int(done.stdout.split()[-1]) / 1e9
-    return {"foreseen_gb": foreseen_gb, "took_gb": took_gb, "ratio": foreseen_gb / took_gb}
+    process_gb, took_gb = (int(nbytes) / 1e9 for nbytes in done.stdout.split()[-2:])
+    ratio = foreseen_gb / took_gb
+    return {"foreseen_gb": foreseen_gb, "took_gb": took_gb, "ratio": ratio, "process_gb": process_gb}
 
 
 def main() -> int:
@@ -82,7 +83,7 @@ def main() -> int:
     parser.add_argument("--json", metavar="F", help="also write everything to this file")
     options = parser.parse_args()
     if options.play:
-        print(measure_case(options.play))
+        print(*measure_case(options.play))
         return 0
     result: dict[str, Any] = {
         "machine": describe_machine(),
@@ -94,7 +95,7 @@ def main() -> int:
     else:
         result["cases"] = {text: measure(text) for text in options.cases}
     rows = [[text, *(f"{value:.3g}" for value in row.values())] for text, row in result["cases"].items()]
-    print(format_table(["", "foreseen, GB", "took, GB", "ratio"][: len(rows[0])], rows))
+    print(format_table(["", "foreseen, GB", "took, GB", "ratio", "process, GB"][: len(rows[0])], rows))
     save_json(options.json, result)
     return 0
 
