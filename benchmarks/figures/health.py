@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -22,6 +23,7 @@ PAGE = Page(
 
 @PAGE.states("health_planted")
 def planted_failures(planted: Any) -> Iterator[Statement]:
+    """Quantities and kinds had other names (moved, won) when some results were measured."""
     rows: dict[str, list[Any]] = {}
     for row in planted["rows"]:
         rows.setdefault(row["failure"], []).append(row)
@@ -30,7 +32,7 @@ def planted_failures(planted: Any) -> Iterator[Statement]:
         return len(rows[failure]), max(row["images"] for row in rows[failure])
 
     def value(failure: str, least: Callable[[list[float]], float], key: str = "") -> float:
-        return least([row["value"] for row in rows[failure] if key in row["key"]])
+        return least([row["value"] for row in rows[failure] if re.search(key, row["key"])])
 
     for failure in ("D's learning rate x 100, from the start", "D's learning rate x 100, at 20 kimg"):
         seeds, images = count_and_images(failure)
@@ -42,7 +44,7 @@ def planted_failures(planted: Any) -> Iterator[Statement]:
         f"| {failure} | `no_update`, `d_saturated` | {{}} "
         "| `Health/G/update_norm` {:.0f}, `Health/D/accuracy` {:.1f} | {:,} |"
     )
-    yield text, seeds, value(failure, max, "moved"), value(failure, min, "accuracy"), images
+    yield text, seeds, value(failure, max, "moved|update_norm"), value(failure, min, "accuracy"), images
     failure = "G frozen, at 20 kimg"
     seeds, images = count_and_images(failure)
     yield (
@@ -66,9 +68,8 @@ def planted_failures(planted: Any) -> Iterator[Statement]:
     failure = "NaN in a gradient, at 20 kimg, 2 ranks, int8 wire"
     text = "| the step is discarded, the run ends | {} | the message names the parameter | {} |"
     yield text, *count_and_images(failure)
-    stalled = [
-        sum(word in row["all"] for row in planted["rows"] if "x 100" in row["failure"]) for word in ("won", "stalled")
-    ]
+    said = [row["all"] for row in planted["rows"] if "x 100" in row["failure"]]
+    stalled = (sum(bool(re.search(kind, one)) for one in said) for kind in ("won|d_saturated", "stalled"))
     yield "(`d_saturated` with {} of the seeds and `stalled` with {}, some kimg later)", *stalled
 
 
