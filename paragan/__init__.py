@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 from paragan.core.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from paragan.api import Config, Estimator, ScalingManager, with_policy
+    from paragan.api.estimator import Estimator
+    from paragan.api.game_config import Config, with_policy
+    from paragan.api.scaling_manager import ScalingManager
     from paragan.config.run import Run
     from paragan.config.sections import DataOptions, DeviceOptions, EvaluationOptions
     from paragan.core.errors import Interrupted, RunError, UsageError
@@ -58,7 +60,9 @@ __all__ = [
 ]
 
 _EXPORTS = {  # module -> public names, imported on first use
-    ".api": ("Config", "Estimator", "ScalingManager", "with_policy"),
+    ".api.estimator": ("Estimator",),
+    ".api.game_config": ("Config", "with_policy"),
+    ".api.scaling_manager": ("ScalingManager",),
     ".core.types": ("Batch", "Loss", "DiscriminatorOutput"),
     ".data.dataset": ("Dataset", "from_arrays", "load_data"),
     ".core.errors": ("RunError", "Interrupted", "UsageError"),

@@ -22,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).parent / "oracles"))  # and smooth_game fr
 import advice
 import browser
 import rank_pool
+import tiny_estimator
 import tiny_run
 from processes import LONG_RUN_ARG, CliProcesses, reduce_bn_recalibration, run_cli, train_args, train_tiny, usage_error
 
@@ -32,6 +33,7 @@ torch.set_num_threads(1)
 reduce_bn_recalibration()
 os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="paragan-tests-")
 cloudpickle.register_pickle_by_value(tiny_run)
+cloudpickle.register_pickle_by_value(tiny_estimator)
 
 
 @pytest.fixture(scope="session")

@@ -134,7 +134,7 @@ def test_every_package_is_in_the_table():
     packages = {package_of(module.name) for module in MODULES}
     assert packages == set(MAY_IMPORT) | TOP
     files = {path.stem for path in (ROOT / PACKAGE).glob("*.py")}
-    assert files == {"__init__", "__main__", "api"}
+    assert files == {"__init__", "__main__"}
 
 
 def test_packages_have_an_order():

@@ -1,7 +1,7 @@
 """From the run that was asked for to one that can be trained: validated, its data loaded, every field resolved.
 
-The command line, the trainer, the workers of per-label runs and `paragan.api` all come through here, so that each
-refuses the same runs with the same words.
+The command line, the trainer, the workers of per-label runs and the Python interface all come through here, so that
+each refuses the same runs with the same words.
 """
 
 from __future__ import annotations

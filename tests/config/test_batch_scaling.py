@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import paragan as pg
-from paragan.api import build_scaled_run
+from paragan.api.scaled_run import build_scaled_run
 from paragan.config.batch_scaling import scale_to_batch
 from paragan.config.run import Run
 from paragan.core.errors import UsageError

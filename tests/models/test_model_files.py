@@ -124,3 +124,10 @@ def test_ranks_score_the_same_model(model):
     assert len(loads) == 2
     with pytest.raises(UsageError, match="ranks read different models"):
         scoring.load_same_model(TwoRanks(*["another"] * scoring.MAX_READ_ATTEMPTS), load)
+
+
+def test_a_model_is_loaded_in_one_line(finished):
+    model = paragan.load(str(finished))
+    images = model.sampler.images(range(4), model.sampler.labels(range(4), 0))
+    assert images.shape == (4, 1, 8, 8)
+    assert images.dtype == torch.uint8

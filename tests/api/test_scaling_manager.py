@@ -1,81 +1,24 @@
-"""The Python interface of the paper."""
+"""`ScalingManager` trains, measures and scores an `Estimator` under every strategy, on any number of ranks."""
 
 from __future__ import annotations
 
-import copy
-import dataclasses
 import threading
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import yaml
 from torch import nn
 
 import paragan as pg
 import tiny_run
 from advice import advises
-from paragan import api
-from paragan.api import build_scaled_run
-from paragan.core.schema import from_dict, replace_fields, to_yaml
+from paragan.api import scaling_manager
+from paragan.core.schema import replace_fields
 from paragan.train.build import Networks
 from paragan.train.loop import play_round
 from paragan.train.session import build_session
 from processes import wait_until
-
-
-class Generator:
-    latent = 8
-
-    def __init__(self):
-        self.layers = [nn.Linear(18, 32), nn.Linear(32, 64)]
-
-    def model_fn(self, latent_var, y):
-        h = self.layers[0](torch.cat([latent_var, nn.functional.one_hot(y, 10).float()], 1)).relu()
-        return self.layers[1](h).tanh().view(-1, 1, 8, 8)
-
-
-class Discriminator:
-    def __init__(self):
-        self.net = nn.Linear(74, 1)
-
-    def model_fn(self, x, y):
-        out_logit = self.net(torch.cat([x.flatten(1), nn.functional.one_hot(y, 10).float()], 1))
-        return out_logit.sigmoid(), out_logit
-
-
-class PlainG(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.net, self.norm = nn.Linear(8, 64), nn.BatchNorm2d(1)
-
-    def forward(self, z, y):
-        return self.norm(self.net(z).view(-1, 1, 8, 8)).tanh()
-
-
-class PlainD(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.net = nn.Linear(64, 1)
-
-    def forward(self, x, y):
-        return self.net(x.flatten(1)).squeeze(1)
-
-
-def config(**fields):
-    return pg.Config(
-        data=pg.DataOptions(path="digits"),
-        max_steps=5,
-        evaluation=pg.EvaluationOptions(metrics=("fd",), count=64),
-        **fields,
-    )
-
-
-def make_seeded(make):
-    torch.manual_seed(0)
-    return make()
+from tiny_estimator import Discriminator, Generator, PlainD, PlainG, config, make_manager, make_seeded, untyped
 
 
 def test_figure_5_runs_as_published(capsys):
@@ -91,15 +34,6 @@ def test_figure_5_runs_as_published(capsys):
     out = capsys.readouterr().out
     assert "learning rate" in out
     assert "not FID" in out or score.name == "fid"
-
-
-def test_plain_modules_with_batch_norm():
-    with pg.ScalingManager(config(latent=8), bs=32, num_workers=4) as scale_mgr:
-        g, d = PlainG(), PlainD()
-        gan = pg.Estimator(g, d)
-        for _ in range(3):
-            scale_mgr.train(gan)
-        assert g.norm.num_batches_tracked == 3
 
 
 def test_workers_are_virtual(pool):
@@ -130,37 +64,6 @@ def test_ranks_start_from_the_weights_of_rank_0(pool):
 
     a, b = pool(2, job)
     assert torch.equal(a, b)
-
-
-@pytest.mark.parametrize("dtype", [torch.int16, torch.bool, torch.float16, torch.float64])
-def test_buffers_of_any_dtype_come_from_rank_0(pool, dtype):
-    def job(world):
-        scale_mgr = pg.ScalingManager(config(), 32, 4)
-        scale_mgr.world = world
-        g = Generator()
-        layer = g.layers[0]
-        layer.register_buffer("table", (torch.arange(6).view(2, 3) + 7 * world.rank).to(dtype))
-        layer.register_buffer("number", torch.tensor(world.rank - 1).to(dtype))
-        scale_mgr.train(pg.Estimator(g, Discriminator()))
-        return layer.table, layer.number
-
-    for table, number in pool(2, job):
-        assert torch.equal(table, torch.arange(6).view(2, 3).to(dtype))
-        assert torch.equal(number, torch.tensor(-1).to(dtype))
-
-
-def test_learning_rates_follow_lr_scaling():
-    cfg = dataclasses.replace(config(g_lr_scaling="linear", d_lr_scaling="none", warm_up_steps=10), max_steps=1000)
-    run = build_scaled_run(cfg, 256, 8)
-    assert run.g.optimizer.lr == pytest.approx(8e-4)
-    assert run.d.optimizer.lr == pytest.approx(2e-4)
-    assert run.g.warm_up_kimg == pytest.approx(10 * 2 * 256 / 1000)
-    assert run.d.warm_up_kimg == 0
-
-
-def untyped(value: Any) -> Any:
-    """Hide the type from the type checker, as in an unchecked script."""
-    return value
 
 
 @pytest.mark.parametrize(
@@ -196,22 +99,6 @@ def test_values_of_another_type_are_refused_and_those_of_the_advice_accepted():
         assert scale_mgr.train(pg.Estimator(PlainG(), PlainD()))["Progress/step"] == 1
 
 
-def test_a_policy_with_an_objective_of_its_own_is_refused_beside_yours():
-    class Own:
-        second_order = False
-        generator = discriminator = staticmethod(lambda *batches: pg.Loss(torch.zeros(())))
-
-    objective = Own()
-    own = config(objective=objective)
-    with advises(
-        "policy wcgan: sets objective.loss=wasserstein, objective.r1=0, objective.r2=0, objective.gp=0, "
-        "objective.clip=0.01, objective.lecam=0, but config.objective is your own. Use one"
-    ):
-        pg.with_policy(own, "wcgan", 64)
-    assert pg.with_policy(config(), "wcgan", 64).objective.clip == 0.01
-    assert pg.with_policy(own, "ttur", 64).objective is objective
-
-
 def test_scores_and_networks_follow_the_advice_on_their_order():
     gan, other = pg.Estimator(PlainG(), PlainD()), pg.Estimator(PlainG(), PlainD())
     with make_manager() as scale_mgr, make_manager() as other_mgr:
@@ -222,13 +109,6 @@ def test_scores_and_networks_follow_the_advice_on_their_order():
         with advises("already trains another Estimator. Use a ScalingManager for each"):
             scale_mgr.train(other)
         assert other_mgr.train(other)["Progress/step"] == 1
-
-
-def test_max_steps_is_a_number_that_can_be_iterated():
-    assert list(config().max_steps) == [0, 1, 2, 3, 4]
-    assert config().max_steps * 2 == 10
-    with pytest.raises(pg.UsageError, match="max_steps=0"):
-        from_dict(pg.Config, {"max_steps": 0})
 
 
 STRATEGIES = {
@@ -304,13 +184,6 @@ def test_profile_decides_batch_and_strategy_if_they_are_open(capsys):
     assert {turn.batch for turn in profile.d} == {2, 8, 128}
 
 
-def test_a_config_can_be_written_as_yaml():
-    cfg = pg.Config(max_steps=3)
-    assert list(cfg.max_steps) == [0, 1, 2]
-    assert yaml.safe_load(yaml.safe_dump(dataclasses.asdict(cfg)["max_steps"])) == 3
-    assert from_dict(pg.Config, yaml.safe_load(to_yaml(cfg))) == cfg
-
-
 def test_profile_changes_nothing_that_was_set_also_between_steps():
     with pg.ScalingManager(config(), bs=16, num_workers=4) as scale_mgr:
         before = scale_mgr.run
@@ -333,10 +206,10 @@ def test_an_open_layout_is_decided_before_the_first_round(monkeypatch):
         seen.append(run.nets.generator(None))
         return replace_fields(run, {"device.precision": "bf16", "device.lanes_per_pass": 1})
 
-    monkeypatch.setattr(api, "decide_new_layout", decide)
-    monkeypatch.setattr(api, "parse_profile", lambda text, name: None)
-    monkeypatch.setattr(api.ScalingManager, "_measure_profile", lambda *args: None)
-    monkeypatch.setattr(api, "profile_to_yaml", lambda profile: "")
+    monkeypatch.setattr(scaling_manager, "decide_new_layout", decide)
+    monkeypatch.setattr(scaling_manager, "parse_profile", lambda text, name: None)
+    monkeypatch.setattr(pg.ScalingManager, "_measure_profile", lambda *args: None)
+    monkeypatch.setattr(scaling_manager, "profile_to_yaml", lambda profile: "")
     with make_manager(device=pg.DeviceOptions(tune="measured")) as scale_mgr:
         gan = pg.Estimator(PlainG(), PlainD())
         assert scale_mgr.train(gan)["Progress/step"] == 1
@@ -344,17 +217,6 @@ def test_an_open_layout_is_decided_before_the_first_round(monkeypatch):
         assert scale_mgr.run.strategy.name == "sync"
     assert torch.equal(seen[0].state_dict()["layers.net.weight"], seen[0].layers.net.weight)
     assert seen[0] is not gan.generator
-
-
-def test_cached_measurements_are_of_these_networks_and_their_code():
-    class OtherG(PlainG):
-        def __init__(self):
-            super().__init__()
-            self.more = nn.Linear(8, 8)
-
-    first, other = (api.EstimatorNets.of(pg.Estimator(make(), PlainD()), 8) for make in (PlainG, OtherG))
-    assert first.structure != other.structure
-    assert first.structure == api.EstimatorNets.of(pg.Estimator(PlainG(), PlainD()), 8).structure
 
 
 @pytest.mark.parametrize(
@@ -373,10 +235,6 @@ def test_invalid_scores_raise_clear_errors(arguments, message):
             scale_mgr.eval(**arguments)
 
 
-def make_manager(**fields):
-    return pg.ScalingManager(config(latent=8, **fields), bs=32, num_workers=4)
-
-
 def test_a_game_that_diverged_is_not_scored():
     def train_until_divergence():
         with make_manager(g=pg.PlayerOptim(pg.Adam(lr=3e38))) as scale_mgr:
@@ -386,107 +244,6 @@ def test_a_game_that_diverged_is_not_scored():
 
     with pytest.raises(pg.RunError, match="diverged"):
         train_until_divergence()
-
-
-def test_loose_parameters_and_nested_layers_are_trained():
-    class Loose(Generator):
-        def __init__(self):
-            self.blocks = {"all": [nn.Linear(18, 64)]}
-            self.scale, self.type = nn.Parameter(torch.ones(64)), nn.Identity()
-
-        def model_fn(self, latent_var, y):
-            h = torch.cat([latent_var, nn.functional.one_hot(y, 10).float()], 1)
-            return (self.blocks["all"][0](h) * self.scale).tanh().view(-1, 1, 8, 8)
-
-    with make_manager() as scale_mgr:
-        g = Loose()
-        gan = pg.Estimator(g, Discriminator())
-        before = g.blocks["all"][0].weight.clone()
-        for _ in range(3):
-            scale_mgr.train(gan)
-        assert (g.scale != 1).any()
-        assert not torch.equal(g.blocks["all"][0].weight, before)
-
-
-def test_only_images_have_a_channels_last_layout():
-    class Volume(PlainD):
-        def __init__(self):
-            super().__init__()
-            self.conv = nn.Conv3d(1, 1, 1)
-
-        def forward(self, x, y):
-            return super().forward(self.conv(x[:, :, None]), y)
-
-    with make_manager() as scale_mgr:
-        assert scale_mgr.train(pg.Estimator(PlainG(), Volume()))["Progress/step"] == 1
-
-
-class WrongG(PlainG):
-    def forward(self, z, y):
-        return super().forward(z, y).flatten(1)
-
-
-class WrongD(PlainD):
-    def forward(self, x, y):
-        return super().forward(x, y).mean()
-
-
-class WithNorm(PlainG):
-    def __init__(self, **arguments: Any):
-        super().__init__()
-        self.norm = nn.BatchNorm2d(1, **arguments)
-
-
-class WithLayer(PlainD):
-    def __init__(self, layer: nn.Module):
-        super().__init__()
-        self.layer = layer
-
-
-SHARED = nn.Linear(8, 64)
-
-
-class WithSharedLayer(PlainG):
-    def __init__(self):
-        super().__init__()
-        self.net = SHARED
-
-
-REFUSED_NETS = {  # name -> G and D, the advice, G and D as advised
-    "shape of images": (
-        (WrongG, PlainD),
-        advises("generator: returned [8, 64] for 8 latents. Return [8, 1, 8, 8]"),
-        (PlainG, PlainD),
-    ),
-    "one logit": (
-        (PlainG, WrongD),
-        advises("discriminator: returned [] for 8 images. Return logits of [8]"),
-        (PlainG, PlainD),
-    ),
-    "no statistics": (
-        (lambda: WithNorm(track_running_stats=False), PlainD),
-        advises("Use track_running_stats=True"),
-        (lambda: WithNorm(track_running_stats=True), PlainD),
-    ),
-    "shared layer": (
-        (WithSharedLayer, lambda: WithLayer(SHARED)),
-        advises("Copy the shared layers"),
-        (WithSharedLayer, lambda: WithLayer(copy.deepcopy(SHARED))),
-    ),
-}
-
-
-@pytest.mark.parametrize("case", REFUSED_NETS)
-def test_networks_that_are_refused_are_trained_as_advised(case):
-    refused, refusal, advised = REFUSED_NETS[case]
-    with make_manager() as scale_mgr:
-        with refusal:
-            scale_mgr.train(make_estimator(*refused))
-        assert scale_mgr.train(make_estimator(*advised))["Progress/step"] == 1
-
-
-def make_estimator(make_g: Callable[[], nn.Module], make_d: Callable[[], nn.Module]) -> pg.Estimator:
-    return pg.Estimator(make_g(), make_d())
 
 
 def test_scoring_restores_every_buffer():
@@ -506,13 +263,6 @@ def test_scoring_restores_every_buffer():
         scale_mgr.eval("fd")
         assert all(torch.equal(before[name], value) for name, value in g.named_buffers())
         assert g.training
-
-
-def test_a_model_is_loaded_in_one_line(finished):
-    model = pg.load(str(finished))
-    images = model.sampler.images(range(4), model.sampler.labels(range(4), 0))
-    assert images.shape == (4, 1, 8, 8)
-    assert images.dtype == torch.uint8
 
 
 def test_readers_stop_after_an_error(tmp_path):
