@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import importlib
 import math
 import sys
@@ -93,8 +94,22 @@ def _load_user_class(name: str, required: Sequence[str]) -> type:
 
 @typing.dataclass_transform(frozen_default=True)
 def config_class(cls: type[T]) -> type[T]:
-    """Make a class a frozen dataclass whose fields are validated; unknown fields are an error."""
-    return pydantic.dataclasses.dataclass(cls, frozen=True, config=ConfigDict(extra="forbid"))  # pyright: ignore
+    """Make a class a frozen dataclass whose fields are validated; unknown fields are an error.
+
+    Its constructor raises UsageError with the text of `from_dict`.
+    """
+    config = pydantic.dataclasses.dataclass(cls, frozen=True, config=ConfigDict(extra="forbid"))  # pyright: ignore
+    construct = config.__init__
+
+    @functools.wraps(construct)
+    def construct_or_explain(self: Any, *args: Any, **fields: Any) -> None:
+        try:
+            construct(self, *args, **fields)
+        except ValidationError as error:
+            raise UsageError(_describe_error(type(self), error)) from error
+
+    config.__init__ = construct_or_explain
+    return config
 
 
 def from_dict(cls: type[T], data: Mapping[str, Any]) -> T:
@@ -338,26 +353,30 @@ def _copy_dicts(data: Any) -> Any:
 def _describe_error(cls: Any, error: ValidationError) -> str:
     """Return one line about the first error, which names the field as a user types it."""
     first = error.errors()[0]
-    cls, loc = _resolve_choice(cls, first["loc"])
+    cls, loc = _resolve_choice(cls, _name_position(cls, first["loc"]))
     path, section, alternatives = _locate_field(cls, loc)
     error_type = first["type"]
     value = first["input"]
     if error_type in ("extra_forbidden", "unexpected_keyword_argument"):
         return _describe_unknown_field(cls, path, section)
     if error_type == "union_tag_not_found":
-        return f"{path} has no name: --{path}=NAME selects one" if path else "it has no name"
+        return f"{path} has no name: {path}=NAME selects one" if path else "it has no name"
     if error_type in ("missing", "missing_argument"):
         return f"{path} is missing"
     if error_type == "union_tag_invalid":
         context = first.get("ctx", {})
         known = [tag.strip("'") for tag in context["expected_tags"].split(", ")]
         return f"{path}: there is no {context['tag']}{did_you_mean(context['tag'], known)}".removeprefix(": ")
+    if error_type == "model_attributes_type" and path:  # neither a name nor fields, where one of several is chosen
+        hint = typing.get_type_hints(section)[path.rpartition(".")[2]]
+        names = [name for choice in _union_members(hint) for name in _names_of(choice)]
+        return f"{path}: there is no {_truncate(value)}{did_you_mean(_truncate(value), names)}"
     if error_type == "dataclass_type" and path:
         members = dataclasses.fields(_union_members(typing.get_type_hints(section)[path.rpartition(".")[2]])[0])
         fields = ", ".join(f"{path}.{member.name}" for member in members)
         return f"{path}={_truncate(value)}: is a section of several fields. Set one of {fields}"
     if error_type == "tuple_type":
-        return f"{path}={_truncate(value)}: input should be a list: --{path}=[{_truncate(value)}]"
+        return f"{path}={_truncate(value)}: input should be a list: {path}=[{_truncate(value)}]"
     message = first["msg"]
     if isinstance(value, float) and not math.isfinite(value):  # pydantic's message would be about a bound
         message = "Input should be a finite number"
@@ -391,6 +410,14 @@ def _resolve_choice(cls: Any, loc: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...
     choices = [] if dataclasses.is_dataclass(cls) else _union_members(*typing.get_args(cls)[:1])
     selected = next((choice for choice in choices if loc and loc[0] in _names_of(choice)), None)
     return (selected, loc[1:]) if selected else (cls, loc)
+
+
+def _name_position(cls: Any, loc: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return the location with the name of the field, where a constructor got its value by position."""
+    if not dataclasses.is_dataclass(cls) or not loc or not isinstance(loc[0], int):
+        return loc
+    names = [f.name for f in dataclasses.fields(cls)]
+    return (*names[loc[0] : loc[0] + 1], *loc[1:])
 
 
 def _truncate(value: Any) -> str:

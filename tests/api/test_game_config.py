@@ -52,3 +52,28 @@ def test_a_policy_with_an_objective_of_its_own_is_refused_beside_yours():
         pg.with_policy(own, "wcgan", 64)
     assert pg.with_policy(config(), "wcgan", 64).objective.clip == 0.01
     assert pg.with_policy(own, "ttur", 64).objective is objective
+
+
+MISTAKES = {  # message -> wrong fields of a Config, and fields that the message names as right
+    "strategy: there is no foo; there are: sync, quantized, ": ({"strategy": "foo"}, {"strategy": "quantized"}),
+    "strategy.wire: there is no int3; did you mean int8?": (
+        {"strategy": {"name": "quantized", "wire": "int3"}},
+        {"strategy": {"name": "quantized", "wire": "int8"}},
+    ),
+    "max_steps=0: input should be greater than or equal to 1": ({"max_steps": 0}, {"max_steps": 1}),
+    "there is no field steps; did you mean max_steps": ({"steps": 9}, {"max_steps": 9}),
+    "device.kind=tpu: input should be 'auto', 'cpu'": ({"device": {"kind": "tpu"}}, {"device": {"kind": "cpu"}}),
+}
+
+
+@pytest.mark.parametrize("message", MISTAKES)
+def test_a_wrong_value_is_refused_in_one_line_as_in_a_file(message):
+    wrong, right = MISTAKES[message]
+    with pytest.raises(pg.UsageError) as from_file:
+        from_dict(pg.Config, wrong)
+    with pytest.raises(pg.UsageError) as from_python:
+        pg.Config(**wrong)
+    assert str(from_python.value) == str(from_file.value)
+    assert str(from_python.value).startswith(message)
+    assert "\n" not in str(from_python.value)
+    pg.Config(**right)

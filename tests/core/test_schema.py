@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 
 import pytest
 
 from advice import Case, advises, case_id
 from paragan.config.run import Run
+from paragan.config.sections import DataOptions
 from paragan.core.errors import UsageError
 from paragan.core.schema import apply_overrides, did_you_mean, diff, from_dict, from_yaml, list_fields, to_dict, to_yaml
+from paragan.game.ema import EMAConfig
 from paragan.nets import Nets
 from paragan.recipes import RECIPES, get_recipe
 
@@ -118,9 +121,10 @@ WRONG = {  # (field, value): how the refusal begins
     ("nets.width", "0"): "nets.width=0: input should be greater than or equal to 1",
     ("g.optimizer.lr", "-1"): "g.optimizer.lr=-1: input should be greater than 0",
     ("g.optimizer.betas", "[0, 1]"): "g.optimizer.betas.1=1: input should be less than 1",
+    ("strategy", "7"): "strategy: there is no 7; there are: sync, quantized, ",
     ("d.optimizer", "adamm"): "d.optimizer: there is no adamm; did you mean adam?",
     ("objective.loss", "hinged"): "objective.loss=hinged: input should be 'hinge'",
-    ("g.optimizer.betas", "0.5"): "g.optimizer.betas=0.5: input should be a list: --g.optimizer.betas=[0.5]",
+    ("g.optimizer.betas", "0.5"): "g.optimizer.betas=0.5: input should be a list: g.optimizer.betas=[0.5]",
     ("data", "null"): "data=None: is a section of several fields. Set one of data.path, ",
     ("objective.augment.kimg", "3"): "there is no field objective.augment.kimg where objective.augment=none: it is of "
     "objective.augment=ada",
@@ -131,7 +135,7 @@ WRONG = {  # (field, value): how the refusal begins
 def test_errors_of_a_record_name_no_field():
     for kind, data, what in (
         (Run, 3, "3: input should be a dictionary or an instance of Run"),
-        (Run, {"g": {"optimizer": {}}}, "g.optimizer has no name: --g.optimizer=NAME selects one"),
+        (Run, {"g": {"optimizer": {}}}, "g.optimizer has no name: g.optimizer=NAME selects one"),
         (Nets, {}, "it has no name"),
         (Nets, "vgg", "there is no vgg; there are: dcgan"),
         (Nets, {"name": "dcgan", "widht": 8}, "there is no field widht; did you mean width?"),
@@ -147,6 +151,22 @@ def test_what_is_wrong_is_named_as_a_user_would_type_it(field, value):
     with pytest.raises(UsageError) as raised:
         from_dict(Run, apply_overrides(to_dict(Run()), [(field, value)]))
     assert str(raised.value).startswith(WRONG[field, value])
+
+
+@pytest.mark.parametrize(("field", "value"), WRONG)
+def test_a_constructor_names_what_is_wrong_as_a_file_does(field, value):
+    with pytest.raises(UsageError) as raised:
+        Run(**apply_overrides(to_dict(Run()), [(field, value)]))
+    assert str(raised.value).startswith(WRONG[field, value])
+
+
+def test_a_wrong_value_by_position_is_named_by_its_field():
+    with pytest.raises(UsageError, match=r"^path=3: input should be a valid string$"):
+        DataOptions(3)  # pyright: ignore
+    with pytest.raises(UsageError, match=r"^rampup=-1: input should be greater than or equal to 0$"):
+        EMAConfig(1.0, -1)
+    with pytest.raises(UsageError, match=r"^rampup=-1: input should be greater"):
+        dataclasses.replace(EMAConfig(), rampup=-1)
 
 
 SPELLING_CASES = [
