@@ -138,8 +138,14 @@ def _nearest(texts: list[str], advice: str, part: Callable[[str], str]) -> set[s
 
 
 def _has(advice: str, part: str) -> bool:
-    pattern = ".*".join(re.escape(piece) for piece in part.strip().removesuffix("{...}").split("{...}"))
-    return bool(re.search(pattern, advice, re.DOTALL))
+    """Return whether `advice` contains the text of a message, in which Python names options as fields."""
+    pattern = ".*".join(re.escape(piece) for piece in _fields(part).strip().removesuffix("{...}").split("{...}"))
+    return bool(re.search(pattern, _fields(advice), re.DOTALL))
+
+
+def _fields(text: str) -> str:
+    text = re.sub(r"(?<![\w-])--(?=[\w{])", "", text)
+    return text.replace("=True", "=true").replace("=False", "=false")
 
 
 def main(prefixes: list[str]) -> None:

@@ -28,7 +28,7 @@ DIGITS_CASES = [
     Case("--device.kind=mps", "Use --device.kind=cpu", ("--device.kind=cpu",)),
     Case("--workers=1", "did you mean data.prefetch.workers?", ("~workers --data.prefetch.workers=1",)),
     Case("--nets.widht=8", "did you mean nets.width?", ("~nets.widht --nets.width=8",)),
-    Case("--g.optimizer.betas=0.5", "--g.optimizer.betas=[0.5]", ()),
+    Case("--g.optimizer.betas=0.5", "g.optimizer.betas=[0.5]", ()),
     Case(
         "--strategy=quantized --strategy.sync_period=2 --strategy.paper_update=true",
         "Use strategy.sync_period=1 or strategy.paper_update=false.",
@@ -88,8 +88,8 @@ DIGITS_CASES = [
     ),
     Case(
         "--strategy.sync_period=9 --strategy.sync_mode=accumulate --kimg=0.064",
-        "strategy.sync_period=9: with strategy.sync_mode=accumulate optimizers step after every period, and --kimg "
-        "0.064 has 4 rounds. Use --strategy.sync_period=4 or less, or a longer --kimg.",
+        "strategy.sync_period=9: with strategy.sync_mode=accumulate optimizers step after every period, and the "
+        "run has 4 rounds. Use --strategy.sync_period=4 or less, or a larger --kimg.",
         ("--strategy.sync_period=4", "--kimg=0.144"),
     ),
     Case("--strategy=per-label --kimg=0.01", "Use --kimg 0.16 or more", ("--kimg=0.16",)),
@@ -119,7 +119,7 @@ DIGITS_CASES = [
     ),
     Case(
         "--objective.clip=0.01 --nets.spectral=true",
-        "Use --nets.spectral=false (a D without it), or objective.clip=0.",
+        "Use a D without it (--nets.spectral=false), or objective.clip=0.",
         ("--nets.spectral=false", "--objective.clip=0"),
     ),
     Case(
@@ -144,7 +144,8 @@ DIGITS_CASES = [
     Case("--data.only_class=10", "Use a number from 0 to 9", ("--data.only_class=0", "--data.only_class=9")),
     Case(
         "--policy=foo",
-        "Use ttur, biggan, sngan, paragan, optimistic, wcgan, wcgan-gp, dcgan, dposg, dqgan or none",
+        "--policy=foo: there is no policy foo. Use ttur, biggan, sngan, paragan, optimistic, wcgan, wcgan-gp, dcgan, "
+        "dposg, dqgan",
         tuple(
             f"--policy={name}"
             for name in [
@@ -208,7 +209,7 @@ DIGITS_CASES = [
         "strategy.staleness=16: does not work with strategy.rounds. Leave one of them out.",
         ("~strategy.rounds", "--strategy.staleness=0"),
     ),
-    Case("--strategy=async --strategy.fake_lags=1", "--strategy.fake_lags=[1]", ("--strategy.fake_lags=[1]",)),
+    Case("--strategy=async --strategy.fake_lags=1", "strategy.fake_lags=[1]", ("--strategy.fake_lags=[1]",)),
     Case("--policy=paragan --batch-scaling=rates", "Leave --batch-scaling rates out", ("~batch-scaling",)),
     Case(
         "--policy=paragan --strategy=quantized --strategy.paper_update=true",

@@ -9,6 +9,7 @@ from typing import Annotated
 import yaml
 from pydantic import AfterValidator, Field
 
+from paragan.api.field_names import with_python_names
 from paragan.config.batch_scaling import WARM_UP_STEPS_PER_DOUBLING
 from paragan.config.run import AnyStrategy
 from paragan.config.sections import DataOptions, DeviceOptions, EvaluationOptions
@@ -78,6 +79,7 @@ class Config:
     reasons: tuple[str, ...] = ()
 
 
+@with_python_names()
 def with_policy(config: Config, name: str, bs: int, nets: str = "") -> Config:
     """Return the config with the optimizer settings of a paper, for a total batch of `bs`.
 

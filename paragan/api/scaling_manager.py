@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from paragan.api.estimator import Estimator, EstimatorNets
+from paragan.api.field_names import with_python_names
 from paragan.api.game_config import Config
 from paragan.api.scaled_run import build_scaled_run
 from paragan.comm.launch_info import LaunchInfo
@@ -62,6 +63,7 @@ class ScalingManager:
         dataset: the data, instead of `config.data`: `paragan.from_arrays(x, labels)`.
     """
 
+    @with_python_names()
     def __init__(self, config: Config, bs: int | str, num_workers: int, dataset: Dataset | None = None):
         _check_type("config", config, Config, "paragan.Config(...)")
         if dataset is not None:
@@ -91,6 +93,7 @@ class ScalingManager:
         """Whether batch, strategy or layout still have to be decided from a profile."""
         return self._batch_is_open or self._layout_is_open or self.run.strategy.auto_request is not None
 
+    @with_python_names()
     def train(self, gan: Estimator) -> dict[str, float]:
         """Play one round: `d_steps` steps of D, one step of G.
 
@@ -108,6 +111,7 @@ class ScalingManager:
         self.console.print(f"step {session.clock.step}  {session.clock.kimg:.1f} kimg  {format_stats(line)}")
         return line
 
+    @with_python_names()
     def profile(self, gan: Estimator, seconds: float = 30.0, **options: Any) -> Profile:
         """Measure a worker with copies of these networks on rank 0, and decide what was left open, with reasons.
 
@@ -174,6 +178,7 @@ class ScalingManager:
         """Return the run with copies of the networks of an Estimator."""
         return dataclasses.replace(self.run, nets=EstimatorNets.of(gan, self.config.latent))
 
+    @with_python_names()
     def eval(self, metric: str = "fid", count: int | None = None) -> Score:
         """Score the averaged generator, on all ranks together.
 

@@ -87,7 +87,7 @@ def _require_known_launcher(env: Mapping[str, str], info: LaunchInfo) -> None:
 def _unread_launcher_error(variable: str, processes: str) -> UsageError:
     return UsageError(
         f"{variable}: its launcher is not read, and {processes} would train the same run. Set RANK, WORLD_SIZE, "
-        "MASTER_ADDR and MASTER_PORT from it, or start with torchrun, srun or --ranks N",
+        "MASTER_ADDR and MASTER_PORT from it, or start with torchrun, srun or `--ranks N` of paragan",
         same_on_all_ranks=False,
     )
 
@@ -109,7 +109,7 @@ def master_address(env: Mapping[str, str]) -> tuple[str, int]:
     """
     address = env.get("MASTER_ADDR") or _first_host(env.get("SLURM_STEP_NODELIST", ""))
     if not address:
-        raise UsageError("MASTER_ADDR: is not set. Start with torchrun, srun or --ranks N")
+        raise UsageError("MASTER_ADDR: is not set. Start with torchrun, srun or `--ranks N` of paragan")
     job = _read_int(env, "SLURM_JOB_ID", 0)
     port = _read_int(env, "MASTER_PORT", 29500 + job % 10000)
     if not 0 < port < 65536:

@@ -9,6 +9,7 @@ import math
 from typing import Any
 
 from paragan.config.run import Run
+from paragan.config.user_code import is_user_defined
 from paragan.core.devices import find_cpp_compiler, resolve_device_kind
 from paragan.core.errors import UsageError
 from paragan.data.open_source import SOURCE_FORMATS_HINT
@@ -72,8 +73,7 @@ def _check_sync_mode(run: Run) -> None:
     if period > rounds:
         raise UsageError(
             f"{owner}.sync_period={period}: with {owner}.sync_mode=accumulate optimizers step after every period, and "
-            f"--kimg {run.kimg:g} has {rounds} rounds. Use --{owner}.sync_period={max(1, rounds)} or less, or a longer "
-            "--kimg."
+            f"the run has {rounds} rounds. Use --{owner}.sync_period={max(1, rounds)} or less, or a larger --kimg."
         )
 
 
@@ -196,27 +196,31 @@ def check_d_conditioning(objective: Adversarial, d_conditioning: str) -> None:
         raise UsageError(f"nets.d_conditioning={head}: no loss trains this head. Use --objective.{head}=1")
 
 
-def check_gradient_penalty(objective: Any, d_has_batch_norm: bool) -> None:
+def check_gradient_penalty(run: Run, d_has_batch_norm: bool) -> None:
     """Raise UsageError for a gradient penalty on a D with batch norm.
 
     The penalty is of each image alone, and batch norm makes images depend on each other (Gulrajani et al. 2017,
     section 4).
     """
+    objective = run.objective
     if d_has_batch_norm and isinstance(objective, Adversarial) and objective.gp:
+        option = "" if is_user_defined(run.nets) else " (--nets.batch_norm=false)"
         raise UsageError(
             f"objective.gp={objective.gp:g}: penalises each image alone, and D normalises over the batch. Use a D "
-            "without batch norm (--nets.batch_norm=false), or objective.gp=0."
+            f"without batch norm{option}, or objective.gp=0."
         )
 
 
-def check_weight_clip(objective: Any, d_has_spectral_norm: bool) -> None:
+def check_weight_clip(run: Run, d_has_spectral_norm: bool) -> None:
     """Raise UsageError for a weight clip on a D that something else bounds already."""
+    objective = run.objective
     if not isinstance(objective, Adversarial) or not objective.clip:
         return
     if d_has_spectral_norm:
+        option = "" if is_user_defined(run.nets) else " (--nets.spectral=false)"
         raise UsageError(
-            f"objective.clip={objective.clip:g}: clips weights that spectral norm rescales. Use --nets.spectral=false "
-            "(a D without it), or objective.clip=0."
+            f"objective.clip={objective.clip:g}: clips weights that spectral norm rescales. Use a D without "
+            f"it{option}, or objective.clip=0."
         )
     if objective.gp:
         raise UsageError(

@@ -109,4 +109,4 @@ def check_channels(name: str, channels: int | None) -> None:
 
 def channels_option(channels: int) -> str:
     """Return how a user asks for so many channels, for messages."""
-    return f"--data.channels={channels} (`paragan data`: --channels {channels})"
+    return f"--data.channels={channels} (`paragan data`: `--channels {channels}`)"

@@ -376,7 +376,7 @@ def _too_large_message(pillow_message: str) -> str:
     count = int(match[1]) if match else 2 * limit
     return (
         f"more than {limit:,} pixels, too many to decode unasked. If it is to be trusted, "
-        f"--data.max_pixels={count} decodes it (`paragan data`: --max-pixels {count})"
+        f"--data.max_pixels={count} decodes it (`paragan data`: `--max-pixels {count}`)"
     )
 
 

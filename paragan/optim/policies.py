@@ -231,7 +231,7 @@ def get_policy(name: str, batch: int, g_batch: int = 0, nets: str = "") -> Polic
         UsageError: There is no such policy.
     """
     if name not in POLICIES:
-        raise UsageError(f"--policy={name}: there is no policy {name}. Use {', '.join(POLICIES)} or none")
+        raise UsageError(f"--policy={name}: there is no policy {name}. Use {', '.join(POLICIES)}")
     paper = POLICIES[name](nets)
     g, g_reason = _player_optim(paper, paper.g, g_batch or batch)
     d, d_reason = _player_optim(paper, paper.d, batch)

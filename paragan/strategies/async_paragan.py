@@ -137,7 +137,7 @@ class Async(PeriodicSync):
         g, d = parse_split(self.split)
         if g + d != ranks:
             fitting = (
-                f"Use {ranks // 2}:{ranks - ranks // 2}." if ranks > 1 else f"Use --ranks={g + d}, or leave it out."
+                f"Use {ranks // 2}:{ranks - ranks // 2}." if ranks > 1 else f"Start {g + d} ranks, or leave it out."
             )
             started = "1 was" if ranks == 1 else f"{ranks} were"
             raise UsageError(f"strategy.split={self.split}: needs {g + d} ranks, and {started} started. {fitting}")

@@ -126,14 +126,14 @@ def check_networks(run: Run, networks: Networks) -> None:
             f"nets={run.nets.name}: G and D share {len(shared)} parameters, and each trains its own. "
             "Copy the shared layers"
         )
-    check_weight_clip(run.objective, has_spectral_norm(networks.d))
+    check_weight_clip(run, has_spectral_norm(networks.d))
     unconverted = [name for net in (networks.g, networks.d) for name in convert_batch_norm(net)]
     if unconverted and run.device.lanes_per_pass != 1:
         raise UsageError(
             f"{unconverted[0]}: normalises over the batch in a way that lanes cannot see. "
             "Use --device.lanes_per_pass=1 (lane by lane)"
         )
-    check_gradient_penalty(run.objective, any(isinstance(layer, LaneBatchNorm) for layer in networks.d.modules()))
+    check_gradient_penalty(run, any(isinstance(layer, LaneBatchNorm) for layer in networks.d.modules()))
     for name, layer in networks.g.named_modules():
         if isinstance(layer, LaneBatchNorm) and layer.running_mean is None:
             raise UsageError(

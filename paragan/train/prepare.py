@@ -112,8 +112,8 @@ def _check_ranks_of_labels(strategy: PerLabel, lanes: int, ranks: int, labels: i
 def _check_parts(run: Run, dataset: Dataset) -> None:
     user_defined = is_user_defined(run.nets, run.objective)
     if not user_defined:
-        check_weight_clip(run.objective, run.nets.spectral)
-        check_gradient_penalty(run.objective, getattr(run.nets, "batch_norm", False))
+        check_weight_clip(run, run.nets.spectral)
+        check_gradient_penalty(run, getattr(run.nets, "batch_norm", False))
         if not run.per_label:  # each of its games has no labels, and is resolved by itself
             check_d_conditioning(run.objective, resolve_d_conditioning(run.nets, make_spec(run.data, dataset)))
     check_evaluation(run.evaluation, dataset, run.output.best_metric)

@@ -47,7 +47,7 @@ def test_torchrun_precedes_slurm():
 def test_launchers_that_are_not_read_are_refused(rank, size):
     with advises(
         f"{size}=4: its launcher is not read, and each of the 4 processes would train the same run. Set RANK, "
-        "WORLD_SIZE, MASTER_ADDR and MASTER_PORT from it, or start with torchrun, srun or --ranks N"
+        "WORLD_SIZE, MASTER_ADDR and MASTER_PORT from it, or start with torchrun, srun or `--ranks N` of paragan"
     ) as refusal:
         LaunchInfo.from_environment({rank: "1", size: "4"})
     assert not refusal.value.same_on_all_ranks
@@ -145,7 +145,7 @@ def test_one_variable_of_two_is_completed_or_removed_as_advised():
 
 
 def test_every_advised_launcher_sets_the_address(monkeypatch):
-    with advises("MASTER_ADDR: is not set. Start with torchrun, srun or --ranks N"):
+    with advises("MASTER_ADDR: is not set. Start with torchrun, srun or `--ranks N` of paragan"):
         master_address({"RANK": "0", "WORLD_SIZE": "2"})
     assert master_address({"MASTER_ADDR": "node1", "MASTER_PORT": "4000"}) == ("node1", 4000)  # torchrun
     assert master_address({"SLURM_STEP_NODELIST": "gpu[03-07]", "SLURM_JOB_ID": "10007"}) == ("gpu03", 29507)  # srun

@@ -565,7 +565,7 @@ REFUSED_NETS: dict[str, tuple[Trial, Any, list[Trial]]] = {  # what is refused, 
         (G, lambda: D(Spread()), {}),
         advises(
             "net.2 of D: couples the images of a pass in a way that lanes cannot see. "
-            "Use --device.lanes_per_pass=1 (lane by lane)"
+            "Use device.lanes_per_pass=1 (lane by lane)"
         ),
         [(G, lambda: D(Spread()), LANE_BY_LANE)],
     ),
@@ -573,7 +573,7 @@ REFUSED_NETS: dict[str, tuple[Trial, Any, list[Trial]]] = {  # what is refused, 
         (lambda: G(Counts()), D, {}),
         advises(
             "net.2.mean of G: changes in a forward pass, in a way that lanes cannot see. "
-            "Use --device.lanes_per_pass=1 (lane by lane)"
+            "Use device.lanes_per_pass=1 (lane by lane)"
         ),
         [(lambda: G(Counts()), D, LANE_BY_LANE)],
     ),
@@ -581,7 +581,7 @@ REFUSED_NETS: dict[str, tuple[Trial, Any, list[Trial]]] = {  # what is refused, 
         (lambda: G(RenamedNorm(8)), D, {}),
         advises(
             "net.2: normalises over the batch in a way that lanes cannot see. "
-            "Use --device.lanes_per_pass=1 (lane by lane)"
+            "Use device.lanes_per_pass=1 (lane by lane)"
         ),
         [(lambda: G(RenamedNorm(8)), D, LANE_BY_LANE)],
     ),
@@ -592,7 +592,7 @@ REFUSED_NETS: dict[str, tuple[Trial, Any, list[Trial]]] = {  # what is refused, 
     ),
     "wire": (
         (Double, D, {"strategy": SENT_AS_INT8}),
-        advises("--strategy.wire=int8: G has float64 parameters. Use --strategy.wire=exact"),
+        advises("strategy.wire=int8: G has float64 parameters. Use strategy.wire=exact"),
         [(Double, D, {})],
     ),
     "capture, own objective": (
@@ -646,8 +646,8 @@ def test_a_pass_that_cannot_be_captured_is_trained_as_advised():
     with (
         manager(merge=1, graph=True) as scale_mgr,
         advises(
-            "device.capture_passes=true: a pass could not be traced (it reads a value of a tensor). Use "
-            "--device.capture_passes=false",
+            "device.capture_passes=True: a pass could not be traced (it reads a value of a tensor). Use "
+            "device.capture_passes=False",
             pg.RunError,
         ),
     ):
@@ -713,7 +713,7 @@ def test_objectives_that_couple_lanes_are_trained_as_advised(objective, name, me
         manager(objective=objective) as scale_mgr,
         advises(
             f"objective: the {name} is not the mean of those of its lanes, so n ranks would train otherwise than one "
-            "(it is a sum, or has a statistic over the batch). Use means over images, or --device.lanes_per_pass=1 "
+            "(it is a sum, or has a statistic over the batch). Use means over images, or device.lanes_per_pass=1 "
             "(lane by lane)"
         ),
     ):

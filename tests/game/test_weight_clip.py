@@ -15,8 +15,8 @@ from paragan.train.session import build_session
 from processes import TINY_RUN_ARGS, run_cli, usage_error
 
 SPECTRAL = (
-    "paragan: objective.clip=0.01: clips weights that spectral norm rescales. Use --nets.spectral=false (a D without "
-    "it), or objective.clip=0.\n"
+    "paragan: objective.clip=0.01: clips weights that spectral norm rescales. Use a D without it "
+    "(--nets.spectral=false), or objective.clip=0.\n"
 )
 PENALISED = (
     "paragan: objective.clip=0.02: objective.gp=10 bounds the slopes of D too. Use objective.gp=0, or "

@@ -184,7 +184,7 @@ def test_invalid_teams_are_rejected():
     with pytest.raises(UsageError, match=r"split=2:6: needs 8 ranks, and 4 were started. Use 2:2"):
         validate(tiny_run.make_run(*TEAMS, "strategy.split='2:6'"), 4)
     one_each = tiny_run.make_run(*TEAMS, "strategy.split='1:1'")
-    with advises("split=1:1: needs 2 ranks, and 1 was started. Use --ranks=2, or leave it out."):
+    with advises("split=1:1: needs 2 ranks, and 1 was started. Start 2 ranks, or leave it out."):
         validate(one_each, 1)
     validate(one_each, 2)
     validate(tiny_run.make_run(*TEAMS), 1)

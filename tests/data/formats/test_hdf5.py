@@ -200,7 +200,7 @@ def test_images_of_another_type_are_written_as_bytes(tmp_path, kind, white):
 
 def test_the_option_reads_all_channels(tmp_path):
     path = str(stored(tmp_path / "a.h5", data=FIRST.reshape(30, 6, 4, 8)))
-    with advises("with C 1 or 3. Use --data.channels=6 (`paragan data`: --channels 6) to read all"):
+    with advises("with C 1 or 3. Use --data.channels=6 (`paragan data`: `--channels 6`) to read all"):
         open_source(path)
     assert open_source(path, channels=6).read(0).shape == (4, 8, 6)  # pyright: ignore[reportAttributeAccessIssue]
 

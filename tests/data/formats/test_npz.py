@@ -141,7 +141,7 @@ def test_an_array_of_no_image_gets_one(tmp_path):
 def test_the_option_reads_all_channels(tmp_path):
     images = np.zeros((2, 8, 8, 6), np.uint8)
     path = saved(tmp_path / "a.npz", images=images)
-    with advises("or [N, H, W]. Use --data.channels=6 (`paragan data`: --channels 6) to read all"):
+    with advises("or [N, H, W]. Use --data.channels=6 (`paragan data`: `--channels 6`) to read all"):
         open_source(path)
     assert (read_all_values(open_source(path, channels=6)) == images).all()
 
