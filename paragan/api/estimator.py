@@ -19,6 +19,9 @@ from paragan.plan.profile.profile_cache import structure_digest
 class Estimator:
     """A generator and a discriminator.
 
+    A ScalingManager trains them from their present weights. Until it is closed, or another one trains them, they are in
+    its hands: none of their parameters requires a gradient between rounds.
+
     Args:
         generator: an `nn.Module`, (z [N, latent], y [N] or None) -> images [N, C, H, W] in [-1, 1]; or, as in the
             paper, an object with `model_fn(latent_var, y)` that has its layers as attributes.
@@ -31,10 +34,21 @@ class Estimator:
 
     def __init__(self, generator: Any, discriminator: Any, conditioning_input: ConditioningFn | None = None):
         self.conditioning_input = conditioning_input
+        self._networks = (generator, discriminator)
         self.generator = UserGenerator(generator)
         self.discriminator = UserDiscriminator(discriminator)
         self.latent: int | None = getattr(generator, "latent", None)
         self.source_digest = user_code_digest(generator, discriminator)
+
+    def make_trainable(self) -> tuple[nn.Module, nn.Module]:
+        """Return both networks, without anything that an earlier training has attached to them.
+
+        They share their layers with `generator` and `discriminator`, and start from the present weights.
+        """
+        self.generator.unfreeze()
+        self.discriminator.unfreeze()
+        generator, discriminator = self._networks
+        return UserGenerator(generator), UserDiscriminator(discriminator)
 
 
 @config_class

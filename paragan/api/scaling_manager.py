@@ -86,6 +86,7 @@ class ScalingManager:
             for line in self.run.reasons:
                 self.console.print(line)
         self._session: Session | None = None
+        self._is_closed = False
         self._estimator: Estimator | None = None
 
     @property
@@ -191,6 +192,7 @@ class ScalingManager:
         """
         if self._session is None:
             raise UsageError("eval: nothing was trained yet. Call train first")
+        _check_still_trains(self._session)
         weights = self._session.game.g.ema
         if weights is None or not weights.params.isfinite().all():
             raise RunError("G has weights that are not finite: the game diverged", True)
@@ -220,8 +222,8 @@ class ScalingManager:
         return scores[0]
 
     def close(self) -> None:
-        """Stop reading data, complete what is in flight, and leave the other ranks."""
-        self._stop_prefetching()
+        """Stop reading data, complete what is in flight, hand the networks back, and leave the other ranks."""
+        self._end_session()
         if self._session and self._session.role.drain:
             self._session.role.drain()
         self.world.close()
@@ -233,20 +235,28 @@ class ScalingManager:
         if error is None:
             self.close()
         else:
-            self._stop_prefetching()
+            self._end_session()
             self.world.abandon()
 
-    def _stop_prefetching(self) -> None:
-        if self._session:
-            self._session.lanes.close()
+    def _end_session(self) -> None:
+        """Stop reading data, and hand the networks back: their parameters require gradients again."""
+        self._is_closed = True
+        if not self._session:
+            return
+        self._session.lanes.close()
+        for player in self._session.game.players:
+            player.flat.release()
 
     def _get_session(self, gan: Estimator) -> Session:
         _check_type("gan", gan, Estimator, "paragan.Estimator(generator, discriminator)")
+        if self._is_closed:
+            raise UsageError("ScalingManager: is closed. Make a new one")
         if self._session is None:
             if self.has_open_settings:
                 self.profile(gan)
             latent = 0 if gan.conditioning_input else gan.latent or self.config.latent
-            networks = Networks(gan.generator, gan.discriminator, latent, gan.conditioning_input, is_user_defined=True)
+            g, d = gan.make_trainable()
+            networks = Networks(g, d, latent, gan.conditioning_input, is_user_defined=True)
             networks = to_device(self.run.device, networks, self.world.device)
             self._broadcast_weights(networks)
             with _restore_trainable_on_error(gan):
@@ -254,6 +264,7 @@ class ScalingManager:
             self._estimator = gan
         elif gan is not self._estimator:
             raise UsageError("ScalingManager: already trains another Estimator. Use a ScalingManager for each")
+        _check_still_trains(self._session)
         return self._session
 
     def _broadcast_weights(self, networks: Networks) -> None:
@@ -274,6 +285,15 @@ def _restore_trainable_on_error(gan: Estimator) -> Iterator[None]:
         for p in parameters:
             p.requires_grad_(True)
         raise
+
+
+def _check_still_trains(session: Session) -> None:
+    """Raise UsageError if the networks are trained elsewhere since."""
+    if not all(player.flat.holds_network for player in session.game.players):
+        raise UsageError(
+            "ScalingManager: something else has moved the parameters of its networks since, such as a later "
+            "ScalingManager or `to`. Use the later one, or a new one"
+        )
 
 
 def _check_type(name: str, value: object, kind: type, expected: str) -> None:

@@ -23,14 +23,26 @@ class UserNetwork(nn.Module):
         self.loose_parameters = nn.ParameterList(() if is_module else _collect_parameters(network))
         self._call: Any = network.model_fn if hasattr(network, "model_fn") else network
         self._trainable: set[str] = set()
-        if not self.find_trainable():
-            raise UsageError(f"{role}: has no parameters to train. Store its layers as attributes, in __init__")
+        if self.find_trainable():
+            return
+        if list(self.parameters()):
+            raise UsageError(
+                f"{role}: none of its parameters requires a gradient. Call close of the ScalingManager that trains it, "
+                "or requires_grad_(True) of its layers"
+            )
+        raise UsageError(f"{role}: has no parameters to train. Store its layers as attributes, in __init__")
 
     def find_trainable(self) -> set[str]:
         """Return the names of the parameters that are trained; those found before, if all are frozen between turns."""
         found = {name for name, p in self.named_parameters() if p.requires_grad}
         self._trainable = found or self._trainable
         return self._trainable
+
+    def unfreeze(self) -> None:
+        """Let the parameters that are trained require gradients, which they do not between turns."""
+        trainable = self.find_trainable()
+        for name, p in self.named_parameters():
+            p.requires_grad_(name in trainable)
 
 
 class UserGenerator(UserNetwork):

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from paragan.comm.bucket import ALL_RECEIVED, GRAD_READY, TURN_STARTED, Bucket, ExchangeEvent
 from paragan.core.errors import UsageError
@@ -94,7 +95,7 @@ class FlatParams:
                 first = end
                 names = []
                 padding = []
-        self._hooks_registered = False
+        self._hooks: list[RemovableHandle] = []
         self._generators: list[Generator[Work | ExchangeEvent]] = []  # the exchange of each bucket
         self._awaited: list[Work | ExchangeEvent | None] = []  # what each waits for; None: it has ended
         self._pending_grads: list[int] = []  # how many gradients each bucket still lacks
@@ -134,7 +135,7 @@ class FlatParams:
                 self._awaited[i] = next(generator, None)
         self._pending_grads = [len(bucket.names) * passes for bucket in self.buckets]
         self._next_bucket = 0
-        if not self._hooks_registered and GRAD_READY in self._awaited:
+        if not self._hooks and GRAD_READY in self._awaited:
             self._register_hooks()
         try:
             yield
@@ -193,9 +194,23 @@ class FlatParams:
         for p in self.parameters:
             frozen = not p.requires_grad
             p.requires_grad_(True)  # torch refuses a hook on a frozen tensor
-            p.register_post_accumulate_grad_hook(self._on_grad)  # pyright: ignore[reportUnknownMemberType]
+            handle = p.register_post_accumulate_grad_hook(self._on_grad)  # pyright: ignore[reportUnknownMemberType]
+            self._hooks.append(handle)
             p.requires_grad_(not frozen)
-        self._hooks_registered = True
+
+    @property
+    def holds_network(self) -> bool:
+        """Whether the parameters of the network are in these vectors; false once something else has moved them."""
+        start = self.params.data_ptr()
+        return all(p.data_ptr() == start + first * p.itemsize for p, (first, _) in zip(self.parameters, self.slices))
+
+    def release(self) -> None:
+        """Stop exchanging gradients, and let the parameters require gradients again, where they are."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+        for p in self.parameters:
+            p.requires_grad_(True)
 
     def _on_grad(self, p: Tensor) -> None:
         self._pending_grads[self._bucket_of[p]] -= 1

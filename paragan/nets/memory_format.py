@@ -73,10 +73,11 @@ def pad_channels(net: nn.Module, tile: int) -> None:
 
     Some kernels are faster so. Parameters keep their shapes: padding happens in each forward.
     """
-    if tile <= 1:
-        return
     for layer in net.modules():
         if not isinstance(layer, nn.Conv2d):
+            continue
+        layer.__dict__.pop("_conv_forward", None)  # of an earlier training
+        if tile <= 1:
             continue
         plain = layer.groups == 1 and layer.padding_mode == "zeros" and not isinstance(layer, UpConv | DownConv)
         if plain and (layer.in_channels % tile or layer.out_channels % tile):
