@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -42,6 +43,7 @@ from paragan.train.rank_agreement import on_all_ranks
 from paragan.train.session import Session, build_session, set_threads
 
 PROFILE_EXTRA_TIMEOUT_S = 300.0  # beyond the requested seconds
+_world_numbers = itertools.count()  # of the managers of this process
 BATCH_FACTORS = (1, 2, 4, 8, 16)  # of base_bs, from which an open batch is chosen
 
 
@@ -71,7 +73,7 @@ class ScalingManager:
         self.config = config
         launch_info = LaunchInfo.from_environment()
         device = pick_device(config.device.kind, launch_info.local_rank)
-        self.world = World.join(launch_info, device, config.timeout_s)
+        self.world = World.join(launch_info, device, config.timeout_s, number=next(_world_numbers))
         self.console = RunConsole(self.world.is_main)
         self._num_workers = num_workers
         self._batch_is_open = bs == "auto"

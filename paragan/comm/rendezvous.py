@@ -22,6 +22,11 @@ from paragan.comm.sockets import SocketId, is_connected, open_sockets, set_recv_
 WAIT_NOTICE_S = 10.0  # after which a process says for whom it waits
 
 
+def has_agent_store(env: Mapping[str, str]) -> bool:
+    """Return whether torchrun serves the store, which then outlives a group of ranks."""
+    return env.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
 def rendezvous(launch_info: LaunchInfo, env: Mapping[str, str], timeout_s: float) -> tuple[Store, set[SocketId]]:
     """Connect to the key-value store that all ranks share; rank 0 serves it, unless torchrun does.
 
@@ -38,8 +43,7 @@ def rendezvous(launch_info: LaunchInfo, env: Mapping[str, str], timeout_s: float
         CommunicationError: there is no server, or the port is taken.
     """
     address, port = master_address(env)
-    has_agent_store = env.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    is_server = launch_info.rank == 0 and not has_agent_store
+    is_server = launch_info.rank == 0 and not has_agent_store(env)
     notice = WaitNotice(launch_info, f"rank 0 at {address}:{port} (MASTER_ADDR:MASTER_PORT)")
 
     def check() -> None:
@@ -60,7 +64,7 @@ def rendezvous(launch_info: LaunchInfo, env: Mapping[str, str], timeout_s: float
         )
         connections = set(filter(is_connected, open_sockets() - before))  # leaves out pipes of other threads
         set_recv_timeout(connections, timeout_s)
-        if not has_agent_store:
+        if not has_agent_store(env):
             _claim_rank(store, launch_info, f"{address}:{port}")
         return store, connections
     except CommunicationError:

@@ -36,7 +36,7 @@ from paragan.comm.process_group import (
     c10d,
     new_gloo_group,
 )
-from paragan.comm.rendezvous import WaitNotice, rendezvous
+from paragan.comm.rendezvous import WaitNotice, has_agent_store, rendezvous
 from paragan.comm.sockets import (
     SocketId,
     is_closed,
@@ -84,7 +84,11 @@ class World:
 
     @staticmethod
     def join(
-        launch_info: LaunchInfo, device: torch.device, timeout_s: float, env: Mapping[str, str] = os.environ
+        launch_info: LaunchInfo,
+        device: torch.device,
+        timeout_s: float,
+        env: Mapping[str, str] = os.environ,
+        number: int = 0,
     ) -> World:
         """Find the other ranks and form the group of all.
 
@@ -93,14 +97,24 @@ class World:
             device: decides the backend (gloo, NCCL).
             timeout_s: of the rendezvous, and of every collective: none hangs.
             env: has MASTER_ADDR and MASTER_PORT.
+            number: how many worlds these processes have formed before, whose keys the store may still hold.
 
         Raises:
             CommunicationError: a rank is missing; it is named.
+            UsageError: this process has not left its last world, or the store does not outlive a world.
         """
         if launch_info.size == 1:
             return World(launch_info, device, c10d.HashStore(), SingleRankGroup(), timeout_s)
+        if c10d.is_initialized():
+            raise UsageError("world: its ranks are in a group already. Call close of the ScalingManager that formed it")
+        if number and not has_agent_store(env):
+            raise UsageError(
+                "world: a script can form one group of ranks without torchrun, whose store lasts. Use torchrun, or a "
+                "script for each ScalingManager"
+            )
         store, connections = rendezvous(launch_info, env, timeout_s)
         attempt = env.get("TORCHELASTIC_RESTART_COUNT", "0")  # torchrun's store outlives its restarts
+        attempt = f"{attempt}/{number}" if number else attempt
         world = World(launch_info, device, c10d.PrefixStore(f"paragan/{attempt}", store), SingleRankGroup(), timeout_s)
         world._store_sockets = connections
         world.all_gather_str("")  # names a missing rank, which torch would not

@@ -124,3 +124,31 @@ def test_ranks_that_cannot_connect_do_so_over_the_interface_of_the_advice(pool):
         return x.item()
 
     assert pool(2, job) == [2.0, 2.0]
+
+
+def test_ranks_form_a_second_world_once_they_have_left_the_first_under_torchrun(pool):
+    port = free_port()
+    agent_store = c10d.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)  # as torchrun serves it
+
+    def job(world):
+        env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        torchrun = {**env, "TORCHELASTIC_USE_AGENT_STORE": "True"}
+
+        def join(number, env):
+            return World.join(world.launch_info, torch.device("cpu"), 20.0, env, number)
+
+        with advises("world: its ranks are in a group already. Call close of the ScalingManager that formed it"):
+            join(0, torchrun)
+        c10d.destroy_process_group()
+        first = join(0, torchrun)
+        texts = first.all_gather_str("first")
+        first.close()
+        with advises("without torchrun, whose store lasts. Use torchrun, or a script for each ScalingManager"):
+            join(1, env)
+        second = join(1, torchrun)
+        x = torch.ones(1)
+        second.all_ranks.all_reduce_sum(x).wait()
+        return texts, second.all_gather_str(f"second {world.rank}"), x.item()
+
+    assert pool(2, job) == [(["first", "first"], ["second 0", "second 1"], 2.0)] * 2
+    del agent_store
