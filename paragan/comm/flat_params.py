@@ -194,8 +194,8 @@ class FlatParams:
         for p in self.parameters:
             frozen = not p.requires_grad
             p.requires_grad_(True)  # torch refuses a hook on a frozen tensor
-            handle = p.register_post_accumulate_grad_hook(self._on_grad)  # pyright: ignore[reportUnknownMemberType]
-            self._hooks.append(handle)
+            hook: RemovableHandle = p.register_post_accumulate_grad_hook(self._on_grad)  # pyright: ignore
+            self._hooks.append(hook)  # pyright: ignore[reportUnknownArgumentType]
             p.requires_grad_(not frozen)
 
     @property

@@ -109,7 +109,7 @@ def config_class(cls: type[T]) -> type[T]:
             raise UsageError(_describe_error(type(self), error)) from error
 
     config.__init__ = construct_or_explain
-    return config
+    return config  # pyright: ignore[reportReturnType]
 
 
 def from_dict(cls: type[T], data: Mapping[str, Any]) -> T:
