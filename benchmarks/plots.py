@@ -1,4 +1,4 @@
-"""The plots of docs/measurements/ (quantized, gossip, async) from benchmarks/results/: `python -m benchmarks.plots`."""
+"""The plots of docs/measurements/ from benchmarks/results/: `python -m benchmarks.plots`."""
 
 from __future__ import annotations
 
@@ -151,6 +151,45 @@ def plot_lags(result: dict[str, Any]) -> Figure:
     return figure
 
 
+CURVE_COLORS = (OURS_COLOR, LIMIT_COLOR, "#e9a820", "#5b8c5a")
+BATCH_OF_D = {"1:1": 128, "2:1": 64}  # by the ratio that a case of the suite "batches" ends with
+
+
+def plot_batch_curves(results: Sequence[dict[str, Any]]) -> Figure:
+    """The Fréchet distance against D's real images and against rounds, by the ratio of the batches."""
+    figure = Figure(figsize=(9, 2.8 * len(results)), layout="constrained")
+    grid: Any = figure.subplots(len(results), 2, squeeze=False, sharey="row")
+    for row, result in zip(grid, results):
+        _plot_curves(row[0], result, lambda case: 1.0)
+        _plot_curves(row[1], result, lambda case: 1000 / BATCH_OF_D[case[-3:]])
+        row[0].set_xlabel("thousand real images shown to D")
+        row[1].set_xlabel("rounds")
+        row[0].set_title(result["recipe"], fontsize=8, loc="left")
+        row[0].set_ylabel(METRIC_LABELS["fd"])
+    grid[0][0].legend(fontsize=7)
+    return figure
+
+
+def plot_optimizer_curves(result: dict[str, Any]) -> Figure:
+    """The Fréchet distance against images, by the optimizers of G and D."""
+    figure = Figure(figsize=(4.5, 2.8), layout="constrained")
+    axes = figure.add_subplot()
+    _plot_curves(axes, result, lambda case: 1.0)
+    axes.set(xlabel="thousand real images shown to D", ylabel=METRIC_LABELS["fd"])
+    axes.set_title(f"{result['recipe']}: optimizers of G, D", fontsize=8, loc="left")
+    axes.legend(fontsize=7)
+    return figure
+
+
+def _plot_curves(axes: Axes, result: dict[str, Any], scale: Callable[[str], float]) -> None:
+    """Plot every seed's curve of every case; `scale` is what a thousand images of a case are on the axis."""
+    for case, colour in zip(result["cases"], CURVE_COLORS):
+        for i, row in enumerate(r for r in result["rows"] if r["case"] == case):
+            x, fd = zip(*((kimg * scale(case), fd) for kimg, fd in row["curve"]))
+            axes.plot(x, fd, color=colour, lw=1, alpha=0.8, label=None if i else case)
+    axes.set_yscale("log")
+
+
 def plot_prediction(rows: Sequence[dict[str, Any]]) -> Figure:
     """Predicted against measured, and how far off."""
     figure = Figure(figsize=(7, 3.4), layout="constrained")
@@ -205,6 +244,8 @@ def main() -> None:
                 plot_quality([select_cases(read("quality_digits_lags"), BUFFER_CASES), read("quality_digits_split")]),
             ),
             ("gossip_quality", plot_quality([read(f"quality_{name}") for name in decentralized])),
+            ("batch_curves", plot_batch_curves([read(f"quality_{name}_batches") for name in ("digits", "fashion")])),
+            ("optimizer_curves", plot_optimizer_curves(read("quality_fashion_optimizers"))),
         ):
             figure.savefig(DOCS / f"{name}.svg", metadata={"Date": None})
 

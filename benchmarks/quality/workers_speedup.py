@@ -27,7 +27,7 @@ WORKERS = (1, 2, 4, 8)
 WORKER_IMAGES = 16  # of a worker, in a step
 RATE_FACTORS = (0.5, 1.0, 2.0)
 SCORED_STEPS = 100
-MAX_STEPS = 2000
+MAX_STEPS = 1500
 EMA_HALF_LIFE_STEPS = 40
 TARGETS = (1.0, 0.7, 0.5)  # Fréchet distances
 

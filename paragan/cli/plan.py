@@ -56,7 +56,9 @@ def add_plan_command(commands: Any) -> None:
     p.add_argument("--profile", metavar="F", help="profile of one worker from `paragan bench step` (measured here)")
     p.add_argument("--memory", metavar="BYTES", help="of a rank: '40 GB' (that of the profile's device)")
     p.add_argument("--strategies", metavar="S,S+WIRE", help="compare only these: sync,sync+int8,gossip+topology=ring")
-    p.add_argument("--margin", type=float, metavar="X", help="by which the least exact strategy must be faster (0.05)")
+    p.add_argument(
+        "--margin", type=float, metavar="X", help="by which a strategy that is not equivalent must be faster (0.05)"
+    )
     add_large_scale_options(p)
     p.add_argument("--json", metavar="F", help="also write the plan to this file")
     add_tune_options(p)
@@ -179,7 +181,18 @@ def format_plan_table(plan: Plan) -> list[str]:
 
     has_batches = len({row.batch for row in plan.rows}) > 1
     has_cost = plan.goal.host_price_per_h is not None
-    head = ["strategy", "batch", "semantics", "images/s", "time", "efficiency", "sent", "memory", "cost"]
+    head = [
+        "strategy",
+        "batch",
+        "semantics",
+        "images/s",
+        "images needed",
+        "time",
+        "efficiency",
+        "sent",
+        "memory",
+        "cost",
+    ]
     rows = [head]
     for row in plan.rows:
         prediction = row.prediction
@@ -188,6 +201,7 @@ def format_plan_table(plan: Plan) -> list[str]:
             str(row.batch),
             f"{row.semantics}*" if row.limits else row.semantics,
             f"{prediction.images_per_s:,.0f}",
+            f"{row.learning:.2f}x",
             format_duration(3600 * row.hours),
             f"{prediction.efficiency:.0%}",
             format_bytes(prediction.sent_bytes),
@@ -205,24 +219,25 @@ def format_plan_table(plan: Plan) -> list[str]:
             cells.append(row[i].ljust(width) if is_text else row[i].rjust(width))
         lines.append("  ".join(cells).rstrip())
     if any(row.limits for row in plan.rows):
-        lines.append("* harms convergence: see below")
+        lines.append("* may converge worse than was measured: see below")
     return lines
 
 
 def train_command(options: argparse.Namespace, rest: list[str], plan: Plan, links: Links, run: Run) -> str:
     """Return the shell command that trains with the best row of a plan.
 
-    With another batch than that of `run`, it trains for more images, and G's batch grows in proportion.
+    It trains for as many images as this batch and this strategy need. With another batch than that of `run`, G's batch
+    grows in proportion.
     """
     words = ["train", options.recipe]
     if options.data:
         words += ["--data", options.data]
     best = plan.best
     kimg = options.kimg
-    if best.batch != run.batch:
+    if best.kimg != plan.goal.kimg:
         kimg = round(best.kimg, 3)
-        if run.g_batch:
-            rest = [*rest, f"--g_batch={run.g_batch * best.batch // run.batch}"]
+    if best.batch != run.batch and run.g_batch:
+        rest = [*rest, f"--g_batch={run.g_batch * best.batch // run.batch}"]
     if options.lanes is not None:
         words += ["--lanes", options.lanes]
     if kimg is not None:

@@ -26,7 +26,7 @@ class Auto(StrategyDefaults):
     again, among the strategies that can resume from the checkpoint.
 
     strategies : the strategies to compare: sync,sync+int8,gossip (empty: all that train one model of all labels)
-    margin     : how much faster a strategy has to be that departs most from training on one worker
+    margin     : how much faster a strategy has to be that is not equivalent to training on one worker
     profile    : a file of `paragan bench step`, made on this device (empty: measured, or taken from the cache)
     measure_s  : about how many seconds to measure one worker
     """

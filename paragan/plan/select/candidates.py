@@ -16,15 +16,6 @@ from paragan.plan.profile.profile import Profile
 from paragan.strategies.base import Semantics
 from paragan.strategies.gd_teams import balance
 
-# The part of the margin by which a strategy must be faster than an equivalent one.
-SEMANTICS_PENALTY: dict[Semantics, float] = {
-    "equivalent": 0.0,
-    "compressed": 0.4,
-    "decentralized": 0.4,
-    "stale": 0.7,
-    "periodic": 1.0,
-    "per-label models": 1.0,
-}
 # {split}: the split of the ranks with which neither team waits for the other
 DEFAULT_CANDIDATES = (
     *("sync", "sync+bf16", "sync+int8", "sync+int4", "quantized", "quantized+int4"),

@@ -3,9 +3,10 @@
 plan = compare_strategies(run, default_candidates(ranks, profile, run.batch), profile, links, ranks, Goal(kimg=1000))
 plan.best.name, plan.best.reason
 
-A strategy costs time, which is predicted, and may harm convergence, which is stated in words (`limits`). Strategies
-with limits rank behind all others. A strategy that is not equivalent to one worker must be faster by its part of the
-margin (candidates.SEMANTICS_PENALTY). So the first one is never slower than another one by more than the margin.
+A strategy costs time, which is predicted, and may need more images, which was measured (learning_cost.py). What was not
+measured is stated in words (`limits`), and such strategies rank behind all others. A strategy that is not equivalent to
+one worker must reach the goal sooner by the margin. So the first one never takes longer than another one by more than
+the margin.
 """
 
 from __future__ import annotations
@@ -25,11 +26,12 @@ from paragan.plan.cost import format_bytes
 from paragan.plan.links import Links
 from paragan.plan.predict.predict import Prediction, predict
 from paragan.plan.profile.profile import Profile
-from paragan.plan.select.candidates import SEMANTICS_PENALTY, Candidate, Semantics
+from paragan.plan.select.candidates import Candidate, Semantics
 from paragan.plan.select.convergence_limits import find_limits, noise_warnings, ramp_warnings
 from paragan.plan.select.explain import explain_best, explain_rejection
+from paragan.plan.select.learning_cost import images_needed
 
-DEFAULT_MARGIN = 0.05  # by which the strategy with the largest penalty must be faster
+DEFAULT_MARGIN = 0.05  # by which a strategy that is not equivalent to one worker must be faster
 PredictFn = Callable[[Any, Profile, Links, int], Prediction]
 
 
@@ -48,10 +50,11 @@ class Choice:
     """A row of the plan.
 
     semantics : what the strategy computes, compared with one worker
-    kimg      : that this batch needs to reach the goal
+    learning  : how many times the images the strategy needs
+    kimg      : that this batch and strategy need to reach the goal
     hours     : to the goal
     cost      : of all hosts until then
-    limits    : how it harms convergence
+    limits    : why it may converge worse than was measured
     reason    : why it is the first, or is not
     """
 
@@ -59,6 +62,7 @@ class Choice:
     candidate: Candidate
     semantics: Semantics
     batch: int
+    learning: float
     kimg: float
     prediction: Prediction
     hours: float
@@ -66,6 +70,10 @@ class Choice:
     fits_memory: bool
     limits: tuple[str, ...]
     reason: str = ""
+
+    def penalize(self, time: float, margin: float) -> float:
+        """Return a time that `margin` is added to, unless the strategy is equivalent to one worker."""
+        return time if self.semantics == "equivalent" else (1 + margin) * time
 
 
 @dataclass(frozen=True)
@@ -176,7 +184,8 @@ def _make_choice(
     g_batch = run.g_batch * batch // run.batch
     trial = dataclasses.replace(run, strategy=candidate.strategy, batch=batch, g_batch=g_batch)
     prediction = predict_fn(trial, profile, links, ranks)
-    kimg = goal.kimg * images_factor(profile, batch, run.batch)
+    learning = images_needed(candidate.strategy, ranks, prediction.staleness_rounds)
+    kimg = goal.kimg * images_factor(profile, batch, run.batch) * learning
     hours = 1000 * kimg / prediction.images_per_s / 3600
     cost = None
     if goal.host_price_per_h is not None:
@@ -187,6 +196,7 @@ def _make_choice(
         candidate=candidate,
         semantics=candidate.semantics,
         batch=batch,
+        learning=learning,
         kimg=kimg,
         prediction=prediction,
         hours=hours,
@@ -207,11 +217,10 @@ def images_factor(profile: Profile, batch: int, base_batch: int) -> float:
 
 
 def _sort_key(row: Choice, margin: float) -> tuple[bool, bool, float, int]:
-    penalty = 1 + margin * SEMANTICS_PENALTY[row.semantics]
     return (
         not row.fits_memory,
         bool(row.limits) or row.semantics == "per-label models",
-        row.hours * penalty,
+        row.penalize(row.hours, margin),
         row.prediction.sent_bytes,
     )
 

@@ -1,6 +1,7 @@
-"""Limits beyond which a strategy harms convergence, in words (docs/planning.md).
+"""Limits beyond which a strategy is not known to converge as well, in words (docs/planning.md).
 
-No scores are predicted. These are bounds beyond which quality was measured, or is known, to suffer.
+Within them learning_cost.py says how many more images a strategy needs. Beyond them that was not measured, or quality
+is known to suffer.
 """
 
 from __future__ import annotations
@@ -12,12 +13,11 @@ from paragan.comm.topology import Topology, contraction
 from paragan.config.run import Run
 from paragan.plan.large_scale.mixing_rate import contraction_factor
 from paragan.plan.profile.profile import Profile
+from paragan.plan.select.learning_cost import FINE_WIRES, PERIOD_FACTORS, TEAM_FACTORS, WIRE_FACTORS, sync_mode
 
 MAX_REMAINING_DISTANCE = 0.9  # fraction of the distance between ranks that may remain after a step
-MAX_STALENESS_ROUNDS = 1.5  # mean age of the opponent that a player uses
+MAX_STALENESS_ROUNDS = max(TEAM_FACTORS)  # mean age of the opponent that a player uses
 MAX_GOSSIP_STALENESS_ROUNDS = 16  # mean age of a neighbor's parameters
-MAX_SYNC_PERIOD = 4  # steps between exchanges
-COARSE_WIRES = ("int2", "sign")  # compressors with a measured loss of quality (docs/measurements/quantized.md)
 MAX_DENSE_RANKS = 512  # up to which the mixing matrix is analyzed; beyond, formulas are used
 
 
@@ -63,14 +63,18 @@ def _wire_limit(strategy: Any) -> str:
     wire = strategy.wire
     if not wire.lossy:
         return ""
-    if wire.name in COARSE_WIRES:
-        return f"the {wire.name} wire reduced quality where it was measured"
-    return "" if strategy.error_feedback else f"no error feedback: what the {wire.name} wire loses is never sent"
+    if not strategy.error_feedback:
+        return f"no error feedback: what the {wire.name} wire loses is never sent"
+    is_measured = wire.name in FINE_WIRES or wire.name in WIRE_FACTORS
+    return "" if is_measured else f"what the {wire.name} wire costs in quality was not measured"
 
 
 def _period_limit(strategy: Any) -> str:
-    steps = strategy.sync_period
-    return f"ranks take {steps} steps on their own, and drift apart" if steps > MAX_SYNC_PERIOD else ""
+    period = strategy.sync_period
+    longest = max(PERIOD_FACTORS[sync_mode(strategy)])
+    if period <= longest:
+        return ""
+    return f"a period of {period:,} rounds: periods above {longest:g} were not measured"
 
 
 def _consensus_limit(strategy: Any, ranks: int) -> str:

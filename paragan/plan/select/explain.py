@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from paragan.plan.predict.predict import Prediction
-from paragan.plan.select.candidates import SEMANTICS_PENALTY, Semantics
+from paragan.plan.select.candidates import Semantics
 
 WAIT_CAUSES = {"latency": "the links' latency", "bandwidth": "the links' bandwidth", "waiting": "other ranks"}
 SEMANTICS_COSTS: dict[Semantics, str] = {
@@ -28,6 +28,8 @@ class PlanRow(Protocol):
     def batch(self) -> int: ...
     @property
     def semantics(self) -> Semantics: ...
+    @property
+    def learning(self) -> float: ...
     @property
     def prediction(self) -> Prediction: ...
     @property
@@ -54,17 +56,18 @@ def explain_best(best: PlanRow, others: Sequence[PlanRow], margin: float) -> str
     if best.semantics == "equivalent":
         gain = max((best.hours / row.hours - 1 for row in rivals), default=0.0)
         if gain <= TIE_TOLERANCE:
-            return f"equivalent to one worker, {efficiency}; no approximate strategy is faster"
-        needed = f"{margin * SEMANTICS_PENALTY['compressed']:.0%} to {margin:.0%}"
+            return f"equivalent to one worker, {efficiency}; no approximate strategy reaches the goal sooner"
         return (
-            f"equivalent to one worker, {efficiency}; others are at most {gain:.1%} faster, and {needed} is needed to "
-            "make up for what they lose"
+            f"equivalent to one worker, {efficiency}; others reach the goal at most {gain:.1%} sooner, and "
+            f"{margin:.0%} is needed"
         )
     equivalent = next((row for row in rivals if row.semantics == "equivalent"), None)
     if equivalent is None:
         return f"the fastest strategy without limits, {efficiency}"
     factor = format_factor(equivalent.hours / best.hours)
-    return f"{factor} as fast as {equivalent.name}, which {explain_time_loss(equivalent.prediction)}; {efficiency}"
+    cost = f", with {describe_learning(best.learning)}" if best.learning > 1 else ""
+    loss = explain_time_loss(equivalent.prediction)
+    return f"{factor} as fast as {equivalent.name}, which {loss}{cost}; {efficiency}"
 
 
 def explain_rejection(row: PlanRow, best: PlanRow, goal: PlanGoal) -> str:
@@ -77,13 +80,14 @@ def explain_rejection(row: PlanRow, best: PlanRow, goal: PlanGoal) -> str:
     if row.limits and not best.limits:
         return f"{row.limits[0]}; {_format_slowdown(slower)}"
     if slower < -TIE_TOLERANCE:
-        needed = goal.margin * (SEMANTICS_PENALTY[row.semantics] - SEMANTICS_PENALTY[best.semantics])
         cost = _semantics_cost(row.semantics)
-        return f"only {1 / (1 + slower) - 1:.1%} faster; {needed:.1%} is needed, since {cost}"
+        return f"only {1 / (1 + slower) - 1:.1%} faster; {goal.margin:.1%} is needed, since {cost}"
     if slower <= TIE_TOLERANCE:
         return _explain_tie(row, best)
     if row.batch != best.batch:
         return f"{_format_slowdown(slower)} with batch {row.batch}"
+    if row.learning > best.learning:
+        return f"{_format_slowdown(slower)}, with {describe_learning(row.learning)}"
     return f"{_format_slowdown(slower)}: {explain_time_loss(row.prediction)}"
 
 
@@ -99,6 +103,11 @@ def _explain_tie(row: PlanRow, best: PlanRow) -> str:
 
 def _semantics_cost(semantics: Semantics) -> str:
     return SEMANTICS_COSTS.get(semantics, "it is no better")
+
+
+def describe_learning(factor: float) -> str:
+    """Say how many times the images a strategy needs (learning_cost.py)."""
+    return f"{format_factor(factor)} the images, as measured"
 
 
 def explain_time_loss(prediction: Prediction) -> str:

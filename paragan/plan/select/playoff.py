@@ -1,7 +1,8 @@
 """The playoff: strategies with nearly equal predictions are timed in turns on the real ranks, and the fastest wins.
 
 A prediction does not include how ranks and messages compete for processor cores, so it cannot rank strategies that are
-close. Here too, a strategy that is not equivalent to one worker must be faster by its part of the margin.
+close. Here too, more images count as more time, and a strategy that is not equivalent to one worker must be faster by
+the margin.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from dataclasses import dataclass, field
 
 from paragan.comm.world import World
 from paragan.core.devices import backend_of
-from paragan.plan.select.candidates import SEMANTICS_PENALTY
 from paragan.plan.select.compare import Choice, Plan
+from paragan.plan.select.explain import describe_learning
 from paragan.train.loop import play_round
 from paragan.train.session import Session
 
@@ -116,10 +117,10 @@ def time_contestants(names: Sequence[str], make_session: Callable[[str], Session
 
 
 def select_winner(plan: Plan, seconds: Mapping[str, float]) -> Choice:
-    """Return the best row of the plan, unless another one was faster by more than noise and its penalty."""
+    """Return the best row of the plan, unless another one reaches the goal sooner by more than noise and the margin."""
 
     def penalized_s(row: Choice) -> float:
-        return seconds[row.name] * (1 + plan.goal.margin * SEMANTICS_PENALTY[row.semantics])
+        return row.penalize(row.learning * seconds[row.name], plan.goal.margin)
 
     best = min((row for row in plan.rows if row.name in seconds), key=penalized_s)
     return best if penalized_s(best) < (1 - MIN_DIFFERENCE) * penalized_s(plan.best) else plan.best
@@ -137,7 +138,9 @@ def describe_result(plan: Plan, seconds: Mapping[str, float]) -> list[str]:
     for row in sorted(timed, key=lambda row: seconds[row.name]):
         line = f"not {row.name}: {_format_ms(seconds[row.name])}, as timed here"
         if seconds[row.name] < winner_s:
-            if SEMANTICS_PENALTY[row.semantics] > SEMANTICS_PENALTY[winner.semantics]:
+            if row.learning > winner.learning:
+                line += f": not enough for {describe_learning(row.learning)}"
+            elif row.semantics != "equivalent" and winner.semantics == "equivalent":
                 line += f": not enough for a strategy that is {row.semantics} (strategy.margin)"
             else:
                 line += ": the difference is within the noise"

@@ -11,6 +11,7 @@ from paragan.plan.large_scale.mixing_rate import CONTRACTION_FORMULAS, contracti
 from paragan.plan.links import parse_links
 from paragan.plan.predict.predict import Prediction
 from paragan.plan.profile.profile import NoiseScale
+from paragan.plan.select import learning_cost
 from paragan.plan.select.candidates import Candidate, default_candidates, parse_settings, parse_strategy
 from paragan.plan.select.compare import Goal, compare_strategies, images_factor
 from paragan.plan.select.convergence_limits import find_limits, noise_warnings
@@ -64,8 +65,8 @@ def test_names_are_command_line_options():
         parse_strategy("sync+int9")
 
 
-@pytest.mark.parametrize(("compressed", "first"), [(0.0990, "sync"), (0.0960, "sync+int8")])
-def test_lossy_strategies_rank_first_only_beyond_their_margin(compressed, first):
+@pytest.mark.parametrize(("compressed", "first"), [(0.0960, "sync"), (0.0940, "sync+int8")])
+def test_lossy_strategies_rank_first_only_beyond_the_margin(compressed, first):
     result = plan(named("sync+int8", "sync"), reported(equivalent=0.1, compressed=compressed))
     assert result.best.name == first
     assert ("is needed, since" in result.rows[1].reason) == (first == "sync")
@@ -74,7 +75,21 @@ def test_lossy_strategies_rank_first_only_beyond_their_margin(compressed, first)
 def test_convergence_limits_rank_last():
     result = plan(named("sync", "sync+sync_period=16"), reported(equivalent=0.1, periodic=0.06))
     assert [row.name for row in result.rows] == ["sync", "sync+sync_period=16"]
-    assert result.rows[1].reason.startswith("ranks take 16 steps on their own")
+    assert result.rows[1].reason.startswith("a period of 16 rounds: periods above 8 were not measured")
+
+
+def test_strategies_rank_by_the_time_to_the_goal_not_by_speed(monkeypatch):
+    monkeypatch.setitem(learning_cost.PERIOD_FACTORS["parameters"], 4, 2.0)
+    slow, fast = 0.06, 0.04  # seconds of a round, against 0.1
+    names, reason = {}, {}
+    for seconds in (slow, fast):
+        result = plan(named("sync", "sync+sync_period=4"), reported(equivalent=0.1, periodic=seconds))
+        names[seconds] = [row.name for row in result.rows]
+        reason[seconds] = {row.name: row.reason for row in result.rows}
+        assert {row.name: row.kimg for row in result.rows} == {"sync": 100, "sync+sync_period=4": 200}
+    assert names == {slow: ["sync", "sync+sync_period=4"], fast: ["sync+sync_period=4", "sync"]}
+    assert reason[slow]["sync+sync_period=4"] == "1.20x the time, with 2.00x the images, as measured"
+    assert ", with 2.00x the images, as measured; " in reason[fast]["sync+sync_period=4"]
 
 
 def test_time_and_cost_follow_from_images():
@@ -221,7 +236,8 @@ def test_limits_in_words():
     assert "0.91" in find_limits(parse_strategy("gossip"), 100_000, 0)[0]
     assert "error feedback" in find_limits(parse_strategy("CPOAdam-GQ"), 4, 0)[0]
     assert "never sent" in find_limits(parse_strategy("sync+qsgd"), 4, 0)[0]
-    assert "quality" in find_limits(parse_strategy("sync+int2"), 4, 0)[0]
+    assert "what the topk wire costs in quality was not measured" in find_limits(parse_strategy("sync+topk"), 4, 0)
+    assert find_limits(parse_strategy("sync+int2"), 4, 0) == ()
     assert "3 rounds old" in find_limits(parse_strategy("async+split=2:2+max_lead_rounds=4"), 4, 3.0)[0]
     assert find_limits(parse_strategy("sync+sync_period=64"), 1, 0) == ()
 

@@ -1,0 +1,39 @@
+"""Scores against images: batches of G and D, and their optimizers."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator
+from typing import Any
+
+from benchmarks.figures.registry import Page, Statement, quality_row
+
+PAGE = Page(
+    "docs/measurements/curves.md",
+    not_measured={
+        "1:1: 128 images for G and for D. 2:1: D's batch is halved, 128 for G and 64 for D": "settings",
+        "2:1 it loses nothing to speak of: fd of 2:1 beside 1:1": "settings",
+        "half the images for 2:1": "settings",
+        "at equal images 2:1 has": "settings",
+        "A round then costs 8.5 instead of 12 operations": "counted",
+    },
+)
+
+
+@PAGE.states("quality_digits_batches", "quality_fashion_batches")
+def batches(digits: Any, fashion: Any) -> Iterator[Statement]:
+    for result, fd in ((digits, ".3f"), (fashion, ".2f")):
+        for case, scores in result["cases"].items():
+            strategy, ratio = case.split(", ")
+            text, *figures = quality_row(case, scores, None, fd)
+            half = fd_at(result, case, 0.5)
+            yield f"{text} {{:{fd}}} |", *figures, half
+            if ratio == "2:1":
+                full = result["cases"][f"{strategy}, 1:1"]["fd"][1]
+                yield f"{result['recipe']}, {strategy}: {{:{fd}}} beside {{:{fd}}}", half, full
+
+
+def fd_at(result: Any, case: str, share: float) -> float:
+    """Return the median distance of a case after a share of its images."""
+    curves = [row["curve"] for row in result["rows"] if row["case"] == case]
+    return statistics.median(min(curve, key=lambda p: abs(p[0] - share * curve[-1][0]))[1] for curve in curves)
