@@ -17,6 +17,8 @@ PAGE = Page(
         "each is busy with 6 or 5 of what would be 6 on both": "counted",
         "Below 1, one network": "a ratio of one",
         "the first row was 1.23 on 2026-11-22": "the former claim",
+        "optimizers (an extrapolation of 2)": "a setting",
+        "(until 2026-11-24 this page said beside 0.100, of plain Adam)": "the former claim",
         "1 s of emulated computing": "a setting",
         "A rank of D sends 150 MB of gradients (a sum over 4 ranks), so 25 MB a round are left": "arithmetic of bytes",
         "beta1 of 0 instead of the recipe's 0.5": "settings",
@@ -44,6 +46,8 @@ def quality(digits: Any, fashion: Any) -> Iterator[Statement]:
             count = sum(row["case"] == case for row in result["rows"])
             text, *figures = quality_row(f"{label} | {{}}", result["cases"][case], result["cases"][RIVAL], fd)
             yield text, count, *figures
+    fd = [digits["cases"][case]["fd"][1] for case in ("batches 1:1", RIVAL)]
+    yield "On the digits their fd is {:.3f} beside {:.3f}", *fd
 
 
 @PAGE.states("quality_digits_split")

@@ -13,6 +13,7 @@ PAGE = Page(
     not_measured={
         "A ring all-reduce of eight ranks is 14 hops of 20 ms": "arithmetic of hops",
         "(Until 2026-11-24 this page said 8.2 times, against alternating training.)": "the former claim",
+        "(CP-OAdam: 0 to 4)": "seeds",
         "With both rates times 2.8, the square root of 8,": "settings",
     },
 )
