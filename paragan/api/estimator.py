@@ -89,5 +89,6 @@ class EstimatorNets:
         except Exception as error:  # user code may raise anything
             raise UsageError(f"{role}: the networks cannot be copied: {error}") from error
         for name, p in copied.named_parameters():
-            p.requires_grad_(name in trainable)
+            if not nn.parameter.is_lazy(p):
+                p.requires_grad_(name in trainable)
         return copied

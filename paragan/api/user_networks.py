@@ -42,7 +42,8 @@ class UserNetwork(nn.Module):
         """Let the parameters that are trained require gradients, which they do not between turns."""
         trainable = self.find_trainable()
         for name, p in self.named_parameters():
-            p.requires_grad_(name in trainable)
+            if not nn.parameter.is_lazy(p):  # refused with its name later
+                p.requires_grad_(name in trainable)
 
 
 class UserGenerator(UserNetwork):

@@ -60,7 +60,7 @@ INVALID_LINES = {  # command line -> parts of its error
     "train digits --resume nowhere": ["nowhere: does not exist"],
     "train digits --resume . --run-dir here": ["--resume", "--run-dir"],
     "train digits --init-from nowhere": ["--init-from", "nowhere"],
-    "train digits --g.optimizer.betas=0.5": ["--g.optimizer.betas=[0.5]"],
+    "train digits --g.optimizer.betas=0.5": ["g.optimizer.betas=[0.5]"],
     "train digits --evaluation.metrics=kid,fod": ["fod", "did you mean fd?"],
     "train digits --evaluation.metrics=[fid]": ["fid", "Use fd"],
     "train digits --evaluation.features=inception --evaluation.inception=nowhere": ["missing nowhere"],

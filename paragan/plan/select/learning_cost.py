@@ -23,7 +23,7 @@ PERIOD_FACTORS: Mapping[str, Mapping[float, float]] = {  # by `sync_mode`: round
 }
 GOSSIP_FACTORS: Mapping[float, float] = {1: 1.0, 4: 1.36, 8: 1.6}  # ranks
 TEAM_FACTORS: Mapping[float, float] = {0: 1.67, 0.5: 2.39, 1: 3.47}  # mean age of the opponent, in rounds
-WIRE_FACTORS: Mapping[str, float] = {"int8": 1.01, "int4": 1.01, "int2": 1.34, "sign": 1.62}
+WIRE_FACTORS: Mapping[str, float] = {"int8": 1.0, "int4": 1.0, "int2": 1.34, "sign": 1.62}
 FINE_WIRES = ("exact", "bf16", "fp16")  # finer than int8: taken to cost nothing
 
 
