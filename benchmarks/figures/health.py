@@ -83,3 +83,15 @@ def healthy_runs(healthy: Any) -> Iterator[Statement]:
     yield "and at most {:.2f} elsewhere.", max(others)
     yield "healthy runs of 40 kimg with {} checks each", statistics.mode(row["lines"] for row in healthy["rows"])
     yield "by 2 workers ({} checks)", max(row["lines"] for row in healthy["rows"])
+
+
+@PAGE.states("health_cost")
+def cost(result: Any) -> Iterator[Statement]:
+    step, unwatched, check = (1000 * result[key] for key in ("step_s", "unwatched_s", "look_s"))
+    yield (
+        "a step takes {:.1f} ms (interleaved with {:.1f} ms without checks), a check {:.1f} ms",
+        step,
+        unwatched,
+        check,
+    )
+    yield "there are {:.1f} steps per tick: {:.1f} % of the time", result["steps_a_tick"], 100 * result["share"]

@@ -74,6 +74,15 @@ def shares(layout: Any, process: Any) -> Iterator[Statement]:
     yield "The interpreter and libraries add {:.2f} GB on a CPU", case["process_gb"]
 
 
+@PAGE.states("operations")
+def r3gan(result: Any) -> Iterator[Statement]:
+    faster = result["R1, ours is faster"]
+    text = "D with R1: {:.2f} ({:.2f} to {:.2f}) times as fast in float32, {:.2f} ({:.2f} to {:.2f}) in bf16"
+    yield text, *speeds(faster["float32"]), *speeds(faster["bf16"])
+    slower = result["resampling"]["bf16"]["ratio to float32"]["median"]
+    yield "because oneDNN takes {:.0f} times as long for them in bf16 on a CPU", significant(slower, 2)
+
+
 @GUIDE.states("memory", "memory_bf16")
 def memory_foreseen(float32: Any, bf16: Any) -> Iterator[Statement]:
     ratios = {name: case["ratio"] for name, case in (float32["cases"] | bf16["cases"]).items()}

@@ -142,8 +142,12 @@ SUITES["batches"] = {  # images of G's batch for each of D's
     "async, 1:1": (ASYNC,),
     "async, 2:1": (ASYNC, "--batch=64", "--g_batch=128"),
 }
-ADABELIEF_G, ADABELIEF_D = (
-    (f"--{player}.optimizer=adabelief", f"--{player}.optimizer.eps=1e-12") for player in ("g", "d")
+ADABELIEF_G, ADABELIEF_D = (  # at the rates and betas of "fashion"; another optimizer begins with its defaults
+    (
+        *(f"--{player}.optimizer=adabelief", f"--{player}.optimizer.eps=1e-12"),
+        *(f"--{player}.optimizer.lr={lr}", f"--{player}.optimizer.betas=[0.5, 0.99]"),
+    )
+    for player, lr in (("g", "5e-4"), ("d", "1e-3"))
 )
 SUITES["optimizers"] = {  # of G and D
     "Adam, Adam": (),

@@ -2,7 +2,7 @@
 
 Weights carry the format, and feature maps take it over from them. Three places lose it: vectors reshaped to maps, maps
 flattened to vectors, and images of one channel, whose strides fit both formats. There a `MemoryFormat` layer restores
-it. Operations on maps of two formats take many times as long (the gradient of a leaky ReLU on a CPU: 15 times), and
+it. Operations on maps of two formats take many times as long (the gradient of a leaky ReLU on a CPU: 31 times), and
 convolutions copy such maps first. `set_memory_format` sets the format of a network.
 """
 
