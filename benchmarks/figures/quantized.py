@@ -59,10 +59,9 @@ def feedback_of_int4(former: Any, now: Any) -> Iterator[Statement]:
 
 @PAGE.states("quality_digits_quantized")
 def quality_of_quantized(result: Any) -> Iterator[Statement]:
-    int8, exact = result["cases"]["int8"], result["cases"]["exact"]
-    figures = int8["fd"][0], int8["fd"][2], exact["fd"][0], exact["fd"][2]
-    yield "fd {:.3f} to {:.3f} with `int8`, {:.3f} to {:.3f} with the exact wire", *figures
-    yield "{:.1f} % and {:.1f} % recognised", *(100 * scores["recognised"][1] for scores in (int8, exact))
+    cases = result["cases"]
+    yield quality_row("CPOAdam, exact", cases["exact"], cases["exact"])
+    yield quality_row("quantized, int8", cases["int8"], cases["exact"])
 
 
 @PAGE.states("lab")
