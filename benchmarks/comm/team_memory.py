@@ -39,6 +39,8 @@ def rank_main(world: World, send: SendFn, settings: tuple[str, ...]) -> None:
     session = make_session(make_endless_run("fashion", images, *FIXED, *settings), images, world)
     for _ in range(NUM_ROUNDS):
         play_round(session)
+    if session.role.drain:
+        session.role.drain()
     send([int(peak) for peak in world.all_gather_str(str(peak_rss_bytes() - before))])
 
 
