@@ -74,6 +74,7 @@ COMMANDS = {  # of every result: a module of benchmarks/ and its arguments
     "small_worlds": "plan.small_worlds",
     "step": "speed.step",
     "survive": "comm.rank_loss",
+    "team_memory": "comm.team_memory",
     "teams": "comm.gd_teams",
     "two_checkouts": "speed.two_checkouts",
     "wires": "comm.compressors",

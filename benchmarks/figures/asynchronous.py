@@ -20,6 +20,7 @@ PAGE = Page(
         "optimizers (an extrapolation of 2)": "a setting",
         "(until 2026-11-24 this page said beside 0.100, of plain Adam)": "the former claim",
         "1 s of emulated computing": "a setting",
+        "DCGANs at 64 px in colour": "a setting",
         "`sync` with a period of 2 sends as much as the teams": "a setting",
         "need more than the machine's 24 GB": "memory of the machine",
         "A rank of D sends 150 MB of gradients (a sum over 4 ranks), so 25 MB a round are left": "arithmetic of bytes",
@@ -96,6 +97,17 @@ def slow_links(lab: Any) -> Iterator[Statement]:
         figures = row["step_ms"], rival["step_ms"] / row["step_ms"], row["sent_bytes"] / 1e6
         yield f"| {label} | {{:.0f}} | {{:.2f}} times as fast | {{:.1f}} MB |", *figures
     yield "Half of what `sync` sends is {:.0f} MB.", sync["sent_bytes"] / 2e6
+
+
+@PAGE.states("team_memory")
+def memory(result: Any) -> Iterator[Statement]:
+    for case, row in result["cases"].items():
+        ranks = len(row["bytes"]["async"])
+        megabytes = [nbytes / 1e6 for nbytes in (max(row["bytes"]["sync"]), row["bytes"]["async"][0])]
+        d_megabytes = row["bytes"]["async"][ranks // 2] / 1e6
+        shares = 100 * row["share of sync"]["G"], 100 * row["share of sync"]["D"]
+        text = f"| {case} | {{:.0f}} | {{:.0f}} ({{:.0f}} %) | {{:.0f}} ({{:.0f}} %) |"
+        yield text, *megabytes, shares[0], d_megabytes, shares[1]
 
 
 @PAGE.states("quality_digits_lags")
