@@ -1,4 +1,4 @@
-"""Asynchronous training: quality and speed."""
+"""State the figures of docs/measurements/async.md."""
 
 from __future__ import annotations
 

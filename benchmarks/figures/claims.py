@@ -1,4 +1,4 @@
-"""Claims of the papers: names, and figures of theirs."""
+"""State the figures of docs/measurements/claims.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scores against images: batches of G and D, and their optimizers."""
+"""State the figures of docs/measurements/curves.md."""
 
 from __future__ import annotations
 

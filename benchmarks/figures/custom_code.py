@@ -1,4 +1,4 @@
-"""Custom networks, losses and data: what the examples reach."""
+"""State the figures of docs/custom_code.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Data pipeline: speed."""
+"""State the figures of docs/measurements/data.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gossip: speed, quality, lost ranks."""
+"""State the figures of docs/measurements/gossip.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Health: what is detected, and when."""
+"""State the figures of docs/measurements/health.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What strategies cost in learning: longer periods, and how many times the images are needed."""
+"""State the figures of docs/measurements/learning_cost.md."""
 
 from __future__ import annotations
 

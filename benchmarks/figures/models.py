@@ -1,4 +1,4 @@
-"""Models: exported graphs."""
+"""State the figures of docs/models.md: exported graphs."""
 
 from __future__ import annotations
 

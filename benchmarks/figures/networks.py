@@ -1,4 +1,4 @@
-"""Networks: speed, memory and quality."""
+"""State the figures of docs/measurements/networks.md."""
 
 from __future__ import annotations
 

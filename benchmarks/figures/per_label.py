@@ -1,4 +1,4 @@
-"""One model per label: quality, speed, queue."""
+"""State the figures of docs/measurements/per_label.md."""
 
 from __future__ import annotations
 

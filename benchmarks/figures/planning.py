@@ -1,4 +1,4 @@
-"""Planning: links as they are measured, and many workers as they are simulated."""
+"""State the figures of docs/planning.md: measured links, simulated workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Policies at equal images."""
+"""State the figures of docs/measurements/policies.md."""
 
 from __future__ import annotations
 

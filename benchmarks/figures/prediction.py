@@ -1,4 +1,4 @@
-"""Prediction against measurement."""
+"""State the figures of docs/measurements/prediction.md."""
 
 from __future__ import annotations
 

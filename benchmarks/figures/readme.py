@@ -1,4 +1,4 @@
-"""README, "Measured": the table of what else has its page."""
+"""State the figures of README.md, "Measured"."""
 
 from __future__ import annotations
 

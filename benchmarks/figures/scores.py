@@ -1,4 +1,4 @@
-"""Scores: speed."""
+"""State the figures of docs/measurements/scores.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory layout and compilation: speed."""
+"""State the figures of docs/measurements/tuning.md."""
 
 from __future__ import annotations
 

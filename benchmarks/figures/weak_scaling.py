@@ -1,4 +1,4 @@
-"""Weak scaling."""
+"""State the figures of docs/measurements/weak_scaling.md."""
 
 from __future__ import annotations
 

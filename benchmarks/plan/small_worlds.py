@@ -1,4 +1,4 @@
-"""Whether the simulation of many workers agrees with the prediction of few: `python -m benchmarks.plan.small_worlds`.
+"""Compare the simulation of many workers with the prediction for few: `python -m benchmarks.plan.small_worlds`.
 
     python -m benchmarks.plan.small_worlds [--json F]    a minute
 

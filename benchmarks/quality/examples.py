@@ -1,4 +1,4 @@
-"""What the examples reach: `python -m benchmarks.quality.examples [--only mixture] [--json F]`, five minutes.
+"""Measure the scores of the examples: `python -m benchmarks.quality.examples [--only mixture] [--json F]`.
 
 Runs every example as a user does, in a folder of its own, and records what it prints, the scores at its end among it,
 and the seconds of processor time that it took.

@@ -45,7 +45,7 @@ COUNT = 3000  # fakes
 
 @dataclass(frozen=True)
 class Case:
-    """One way to train all labels.
+    """A way to train all labels: its settings and how ranks share the labels.
 
     settings       : of the run
     strategy       : how labels share the ranks; "": one conditional GAN

@@ -1,4 +1,4 @@
-"""How long it takes on a CPU to build recorded passes (`device.capture_passes`).
+"""Measure how long a CPU takes to build captured passes (`device.capture_passes`).
 
     python -m benchmarks.speed.capture_time [--networks digits,sngan] [--json F]
 

@@ -1,4 +1,4 @@
-"""What single operations cost on a core, and what avoiding them is worth: `python -m benchmarks.speed.operations`.
+"""Measure single operations on one core, and the gain from avoiding them: `python -m benchmarks.speed.operations`.
 
     python -m benchmarks.speed.operations [--json F]    about a minute, on a machine that does nothing else
 

@@ -25,8 +25,12 @@ if TYPE_CHECKING:
     from paragan.plan.select.candidates import Candidate
     from paragan.plan.select.compare import Plan
 
+TABLE_HEAD = (
+    *("strategy", "batch", "semantics", "images/s", "images needed", "time", "efficiency", "sent", "memory", "cost"),
+)
 HELP = f"""Every strategy is predicted for the ranks and links that you name, from the profile of one worker (--profile,
-or measured now), and ranked by the time to K thousand images. Nothing is trained.
+or measured now), and ranked by the time to the score that an exact strategy has after K thousand images. Nothing is
+trained.
 
   paragan plan digits --hosts 4 --links "200 Mbit/s, 10 ms" --kimg 100
   paragan plan biggan-imagenet128 --hosts 16 --ranks-per-host 8 --links links.yaml --profile gpu.yaml --kimg 4000
@@ -181,18 +185,7 @@ def format_plan_table(plan: Plan) -> list[str]:
 
     has_batches = len({row.batch for row in plan.rows}) > 1
     has_cost = plan.goal.host_price_per_h is not None
-    head = [
-        "strategy",
-        "batch",
-        "semantics",
-        "images/s",
-        "images needed",
-        "time",
-        "efficiency",
-        "sent",
-        "memory",
-        "cost",
-    ]
+    head = list(TABLE_HEAD)
     rows = [head]
     for row in plan.rows:
         prediction = row.prediction
@@ -201,7 +194,7 @@ def format_plan_table(plan: Plan) -> list[str]:
             str(row.batch),
             f"{row.semantics}*" if row.limits else row.semantics,
             f"{prediction.images_per_s:,.0f}",
-            f"{row.learning:.2f}x",
+            f"{row.images_factor:.2f}x",
             format_duration(3600 * row.hours),
             f"{prediction.efficiency:.0%}",
             format_bytes(prediction.sent_bytes),

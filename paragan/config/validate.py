@@ -55,15 +55,15 @@ def validate(run: Run, ranks: int = 1) -> None:
 def _check_sync_mode(run: Run) -> None:
     """Raise UsageError if ranks cannot agree after every `sync_period` rounds as the run says."""
     period = run.strategy.step_period
-    mode = getattr(run.strategy, "sync_mode", "parameters")
+    mode = run.strategy.sync_mode
+    owner = "strategy.per_label_strategy" if run.per_label else "strategy"
     if mode != "parameters" and run.strategy.sync_period == 1:
         raise UsageError(
-            f"strategy.sync_mode={mode}: has no effect with strategy.sync_period=1. Use --strategy.sync_period=2 or "
-            "more, or --strategy.sync_mode=parameters."
+            f"{owner}.sync_mode={mode}: has no effect with {owner}.sync_period=1. Use --{owner}.sync_period=2 or "
+            f"more, or --{owner}.sync_mode=parameters."
         )
     if period == 1:
         return
-    owner = "strategy.per_label_strategy" if run.per_label else "strategy"
     if run.d_steps > 1:
         raise UsageError(
             f"{owner}.sync_mode=accumulate: sums one gradient of D in a round, and d_steps is {run.d_steps}. Use "

@@ -163,6 +163,11 @@ class StrategyDefaults:
         return False
 
     @property
+    def sync_mode(self) -> str:
+        """How ranks agree at the end of a `sync_period`, where there is a choice (`Sync`)."""
+        return "parameters"
+
+    @property
     def step_period(self) -> int:
         """In how many rounds optimizers step once; more than 1 where gradients are accumulated."""
         return 1

@@ -102,6 +102,10 @@ class PerLabel(StrategyDefaults):
         return self.per_label_strategy.sync_period
 
     @property
+    def sync_mode(self) -> str:
+        return self.per_label_strategy.sync_mode
+
+    @property
     def error_feedback(self) -> float:
         return self.per_label_strategy.error_feedback
 

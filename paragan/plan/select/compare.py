@@ -50,7 +50,7 @@ class Choice:
     """A row of the plan.
 
     semantics : what the strategy computes, compared with one worker
-    learning  : how many times the images the strategy needs
+    images_factor : how many times the images of its exact rival the strategy needs (learning_cost.py)
     kimg      : that this batch and strategy need to reach the goal
     hours     : to the goal
     cost      : of all hosts until then
@@ -62,7 +62,7 @@ class Choice:
     candidate: Candidate
     semantics: Semantics
     batch: int
-    learning: float
+    images_factor: float
     kimg: float
     prediction: Prediction
     hours: float
@@ -184,8 +184,8 @@ def _make_choice(
     g_batch = run.g_batch * batch // run.batch
     trial = dataclasses.replace(run, strategy=candidate.strategy, batch=batch, g_batch=g_batch)
     prediction = predict_fn(trial, profile, links, ranks)
-    learning = images_needed(candidate.strategy, ranks, prediction.staleness_rounds)
-    kimg = goal.kimg * images_factor(profile, batch, run.batch) * learning
+    factor = images_needed(candidate.strategy, ranks, prediction.staleness_rounds)
+    kimg = goal.kimg * batch_images_factor(profile, batch, run.batch) * factor
     hours = 1000 * kimg / prediction.images_per_s / 3600
     cost = None
     if goal.host_price_per_h is not None:
@@ -196,7 +196,7 @@ def _make_choice(
         candidate=candidate,
         semantics=candidate.semantics,
         batch=batch,
-        learning=learning,
+        images_factor=factor,
         kimg=kimg,
         prediction=prediction,
         hours=hours,
@@ -206,7 +206,7 @@ def _make_choice(
     )
 
 
-def images_factor(profile: Profile, batch: int, base_batch: int) -> float:
+def batch_images_factor(profile: Profile, batch: int, base_batch: int) -> float:
     """Return how many times the images a batch needs to learn as much as with `base_batch`.
 
     It is (batch + N) / (base_batch + N), where N is the smaller noise scale of G and D, in images (McCandlish et al.

@@ -13,7 +13,7 @@ from paragan.comm.topology import Topology, contraction
 from paragan.config.run import Run
 from paragan.plan.large_scale.mixing_rate import contraction_factor
 from paragan.plan.profile.profile import Profile
-from paragan.plan.select.learning_cost import FINE_WIRES, PERIOD_FACTORS, TEAM_FACTORS, WIRE_FACTORS, sync_mode
+from paragan.plan.select.learning_cost import FINE_WIRES, PERIOD_FACTORS, TEAM_FACTORS, WIRE_FACTORS
 
 MAX_REMAINING_DISTANCE = 0.9  # fraction of the distance between ranks that may remain after a step
 MAX_STALENESS_ROUNDS = max(TEAM_FACTORS)  # mean age of the opponent that a player uses
@@ -71,7 +71,7 @@ def _wire_limit(strategy: Any) -> str:
 
 def _period_limit(strategy: Any) -> str:
     period = strategy.sync_period
-    longest = max(PERIOD_FACTORS[sync_mode(strategy)])
+    longest = max(PERIOD_FACTORS[strategy.sync_mode])
     if period <= longest:
         return ""
     return f"a period of {period:,} rounds: periods above {longest:g} were not measured"

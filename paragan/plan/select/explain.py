@@ -29,7 +29,7 @@ class PlanRow(Protocol):
     @property
     def semantics(self) -> Semantics: ...
     @property
-    def learning(self) -> float: ...
+    def images_factor(self) -> float: ...
     @property
     def prediction(self) -> Prediction: ...
     @property
@@ -65,7 +65,7 @@ def explain_best(best: PlanRow, others: Sequence[PlanRow], margin: float) -> str
     if equivalent is None:
         return f"the fastest strategy without limits, {efficiency}"
     factor = format_factor(equivalent.hours / best.hours)
-    cost = f", with {describe_learning(best.learning)}" if best.learning > 1 else ""
+    cost = f", with {describe_images_factor(best.images_factor)}" if best.images_factor > 1 else ""
     loss = explain_time_loss(equivalent.prediction)
     return f"{factor} as fast as {equivalent.name}, which {loss}{cost}; {efficiency}"
 
@@ -86,8 +86,8 @@ def explain_rejection(row: PlanRow, best: PlanRow, goal: PlanGoal) -> str:
         return _explain_tie(row, best)
     if row.batch != best.batch:
         return f"{_format_slowdown(slower)} with batch {row.batch}"
-    if row.learning > best.learning:
-        return f"{_format_slowdown(slower)}, with {describe_learning(row.learning)}"
+    if row.images_factor > best.images_factor:
+        return f"{_format_slowdown(slower)}, with {describe_images_factor(row.images_factor)}"
     return f"{_format_slowdown(slower)}: {explain_time_loss(row.prediction)}"
 
 
@@ -105,7 +105,7 @@ def _semantics_cost(semantics: Semantics) -> str:
     return SEMANTICS_COSTS.get(semantics, "it is no better")
 
 
-def describe_learning(factor: float) -> str:
+def describe_images_factor(factor: float) -> str:
     """Say how many times the images a strategy needs (learning_cost.py)."""
     return f"{format_factor(factor)} the images, as measured"
 

@@ -1,4 +1,4 @@
-"""What a strategy costs in learning: how many times the images it needs to reach the same score.
+"""Count the images that a strategy needs: how many times those of its exact rival, for the same score.
 
     images_needed(parse_strategy("sync+sync_period=4"), ranks=4, staleness=0.0)    # 1.3: thirty percent more images
 
@@ -41,15 +41,10 @@ def images_needed(strategy: Any, ranks: int, staleness: float) -> float:
     if ranks == 1:
         return factor
     factor *= WIRE_FACTORS.get(strategy.wire.name, 1.0)
-    factor *= interpolate(PERIOD_FACTORS[sync_mode(strategy)], strategy.sync_period)
+    factor *= interpolate(PERIOD_FACTORS[strategy.sync_mode], strategy.sync_period)
     if strategy.gossip_topology is not None:
         factor *= interpolate(GOSSIP_FACTORS, ranks)
     return factor
-
-
-def sync_mode(strategy: Any) -> str:
-    """Return how ranks agree at the end of a period; strategies without a choice average parameters."""
-    return getattr(strategy, "sync_mode", "parameters")
 
 
 def interpolate(factors: Mapping[float, float], x: float) -> float:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from paragan.comm.world import World
 from paragan.core.devices import backend_of
 from paragan.plan.select.compare import Choice, Plan
-from paragan.plan.select.explain import describe_learning
+from paragan.plan.select.explain import describe_images_factor
 from paragan.train.loop import play_round
 from paragan.train.session import Session
 
@@ -120,7 +120,7 @@ def select_winner(plan: Plan, seconds: Mapping[str, float]) -> Choice:
     """Return the best row of the plan, unless another one reaches the goal sooner by more than noise and the margin."""
 
     def penalized_s(row: Choice) -> float:
-        return row.penalize(row.learning * seconds[row.name], plan.goal.margin)
+        return row.penalize(row.images_factor * seconds[row.name], plan.goal.margin)
 
     best = min((row for row in plan.rows if row.name in seconds), key=penalized_s)
     return best if penalized_s(best) < (1 - MIN_DIFFERENCE) * penalized_s(plan.best) else plan.best
@@ -138,8 +138,8 @@ def describe_result(plan: Plan, seconds: Mapping[str, float]) -> list[str]:
     for row in sorted(timed, key=lambda row: seconds[row.name]):
         line = f"not {row.name}: {_format_ms(seconds[row.name])}, as timed here"
         if seconds[row.name] < winner_s:
-            if row.learning > winner.learning:
-                line += f": not enough for {describe_learning(row.learning)}"
+            if row.images_factor > winner.images_factor:
+                line += f": not enough for {describe_images_factor(row.images_factor)}"
             elif row.semantics != "equivalent" and winner.semantics == "equivalent":
                 line += f": not enough for a strategy that is {row.semantics} (strategy.margin)"
             else:

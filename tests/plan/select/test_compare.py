@@ -13,7 +13,7 @@ from paragan.plan.predict.predict import Prediction
 from paragan.plan.profile.profile import NoiseScale
 from paragan.plan.select import learning_cost
 from paragan.plan.select.candidates import Candidate, default_candidates, parse_settings, parse_strategy
-from paragan.plan.select.compare import Goal, compare_strategies, images_factor
+from paragan.plan.select.compare import Goal, batch_images_factor, compare_strategies
 from paragan.plan.select.convergence_limits import find_limits, noise_warnings
 
 GOAL = Goal(100)
@@ -200,9 +200,9 @@ def test_a_ramp_is_predicted_by_its_first_stage_and_reported():
 
 def test_larger_batches_need_more_images_where_noise_is_small():
     noisy = fake_profiles.make_profile(noise=64)
-    assert images_factor(noisy, 64, 64) == 1
-    assert images_factor(noisy, 192, 64) == pytest.approx(2.0)
-    assert images_factor(fake_profiles.make_profile(), 4096, 64) == 1
+    assert batch_images_factor(noisy, 64, 64) == 1
+    assert batch_images_factor(noisy, 192, 64) == pytest.approx(2.0)
+    assert batch_images_factor(fake_profiles.make_profile(), 4096, 64) == 1
     alike = NoiseScale(0.0, 0.0, 1.0)  # gradients of all lanes
     assert "beyond the noise scale" in noise_warnings(dataclasses.replace(noisy, noise_scale={"G": alike}), 100)[0]
     assert [w.startswith("--batch 100") for w in noise_warnings(noisy, 100)] == [True]  # D's scale is 128
