@@ -22,7 +22,6 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,11 +100,9 @@ def train(case: Case, settings: Sequence[str], kimg: float, folder: Path, ranks:
 
 def score(folder: Path) -> dict[str, float]:
     """Return the scores of a run in the features of a classifier of its data."""
-    with tempfile.TemporaryDirectory() as temporary:
-        out = Path(temporary) / "scores.json"
-        options = ("--features=resnet20", f"--metrics={METRICS}", f"--count={COUNT}", f"--json={out}")
-        run_paragan("eval", str(folder), *options)
-        return {row["name"]: row["value"] for row in json.loads(out.read_text())["scores"]}
+    run_paragan("eval", str(folder), "--features=resnet20", f"--metrics={METRICS}", f"--count={COUNT}")
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return {row["name"]: row["value"] for row in rows}
 
 
 def main() -> None:
