@@ -72,7 +72,7 @@ class PeriodicSync(StrategyDefaults):
     """
 
     sync_period: Period
-    sync_mode: SyncMode
+    sync_mode: SyncMode  # pyright: ignore[reportIncompatibleMethodOverride]
 
     @property
     def replicas_drift(self) -> bool:
