@@ -170,6 +170,17 @@ def plot_batch_curves(results: Sequence[dict[str, Any]]) -> Figure:
     return figure
 
 
+def plot_optimizer_curves(result: dict[str, Any]) -> Figure:
+    """The Fréchet distance against D's real images, by the optimizers of G and D."""
+    figure = Figure(figsize=(5, 3), layout="constrained")
+    axes = figure.add_subplot()
+    _plot_curves(axes, result, lambda case: 1.0)
+    axes.set(xlabel="thousand real images shown to D", ylabel=METRIC_LABELS["fd"])
+    axes.set_title(f"{result['recipe']}, optimizers of G, D", fontsize=8, loc="left")
+    axes.legend(fontsize=7)
+    return figure
+
+
 def _plot_curves(axes: Axes, result: dict[str, Any], scale: Callable[[str], float]) -> None:
     """Plot every seed's curve of every case; `scale` is what a thousand images of a case are on the axis."""
     for case, colour in zip(result["cases"], CURVE_COLORS):
@@ -234,6 +245,7 @@ def main() -> None:
             ),
             ("gossip_quality", plot_quality([read(f"quality_{name}") for name in decentralized])),
             ("batch_curves", plot_batch_curves([read(f"quality_{name}_batches") for name in ("digits", "fashion")])),
+            ("optimizer_curves", plot_optimizer_curves(read("quality_fashion_optimizers"))),
         ):
             figure.savefig(DOCS / f"{name}.svg", metadata={"Date": None})
 

@@ -16,6 +16,7 @@ PAGE = Page(
         "the ParaGAN poster's figure 7": "a name",
         "at equal images 2:1 has": "settings",
         "A round then costs 8.5 instead of 12 operations": "counted",
+        "AdaBelief with an eps of 1e-12": "a setting",
     },
 )
 
@@ -31,6 +32,14 @@ def batches(digits: Any, fashion: Any) -> Iterator[Statement]:
             if ratio == "2:1":
                 full = result["cases"][f"{strategy}, 1:1"]["fd"][1]
                 yield f"{result['recipe']}, {strategy}: {{:{fd}}} beside {{:{fd}}}", half, full
+
+
+@PAGE.states("quality_fashion_optimizers")
+def optimizers(fashion: Any) -> Iterator[Statement]:
+    for case, scores in fashion["cases"].items():
+        text, *figures = quality_row(case, scores, fashion["cases"]["Adam, Adam"], ".2f")
+        half = fd_at(fashion, case, 0.5)
+        yield f"{text} {{:.2f}} |", *figures, half
 
 
 def fd_at(result: Any, case: str, share: float) -> float:

@@ -44,7 +44,8 @@ def quality(digits: Any, fashion: Any) -> Iterator[Statement]:
 @PAGE.states("acceptance_per_label")
 def acceptance(result: Any) -> Iterator[Statement]:
     text = "passes the acceptance test: {:.1f} % recognised, diversity {:.1f} %"
-    yield text, 100 * result["recognised"], 100 * result["diversity"]
+    run = result["runs"][0]
+    yield text, 100 * run["recognised"], 100 * run["diversity"]
 
 
 @PAGE.states("labels_scaling", "labels_queue")

@@ -57,11 +57,12 @@ def feedback_of_int4(former: Any, now: Any) -> Iterator[Statement]:
     yield "Fashion-MNIST had an fd of {:.2f}, against {:.2f} with the defaults", *fd
 
 
-@PAGE.states("quality_digits_quantized")
-def quality_of_quantized(result: Any) -> Iterator[Statement]:
-    cases = result["cases"]
-    yield quality_row("CPOAdam, exact", cases["exact"], cases["exact"])
-    yield quality_row("quantized, int8", cases["int8"], cases["exact"])
+@PAGE.states("quality_digits_quantized", "quality_fashion_quantized")
+def quality_of_quantized(digits: Any, fashion: Any) -> Iterator[Statement]:
+    for result, fd in ((digits, ".3f"), (fashion, ".2f")):
+        for case, scores in result["cases"].items():
+            label = "CPOAdam, exact" if case == "exact" else f"quantized, {case}"
+            yield quality_row(label, scores, result["cases"]["exact"], fd)
 
 
 @PAGE.states("lab")

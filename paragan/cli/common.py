@@ -74,7 +74,11 @@ def read_run_file_or_recipe(name: str) -> dict[str, Any]:
 
 
 def parse_settings(rest: list[str]) -> list[tuple[str, str]]:
-    """Parse arguments that set fields: `--a.b=value` and `--a.b value` become ("a.b", "value")."""
+    """Parse arguments that set fields: `--a.b=value` and `--a.b value` become ("a.b", "value").
+
+    Groups that are chosen by name come before their fields, so that `--g.optimizer.lr=1e-3 --g.optimizer=sgd` keeps the
+    rate. Otherwise the order is that of the arguments.
+    """
     settings: list[tuple[str, str]] = []
     words = list(rest)
     while words:
@@ -88,7 +92,7 @@ def parse_settings(rest: list[str]) -> list[tuple[str, str]]:
                 raise UsageError(f"{word} needs a value: {word}=...")
             value = words.pop(0)
         settings.append((name.replace("-", "_"), value))
-    return settings
+    return sorted(settings, key=lambda setting: setting[0].removesuffix(".name").count("."))
 
 
 def with_absolute_paths(run: Run) -> Run:

@@ -12,9 +12,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from paragan.cli.common import parse_settings
 from paragan.cli.main import main
-from paragan.core.schema import from_yaml
+from paragan.core.schema import from_yaml, to_dict
 from paragan.data import decode
+from paragan.recipes import build_run, get_recipe
 from processes import TINY_RUN_ARGS, final_tensors, run_cli, train_tiny, usage_error
 
 
@@ -352,3 +354,10 @@ def test_a_model_of_another_architecture_is_rejected_and_no_files(finished, more
         assert str(finished) in line
     assert "no model.safetensors" in usage_error(*words, "--init-from", tmp_path, "--outdir", tmp_path / "runs")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_a_field_is_kept_whether_its_group_is_chosen_before_or_after_it(order):
+    words = ("--g.optimizer.lr=5e-4", "--g.optimizer=sgd")
+    run, _ = build_run(to_dict(get_recipe("digits")), parse_settings([words[i] for i in order]))
+    assert (run.g.optimizer.name, run.g.optimizer.lr) == ("sgd", 5e-4)
