@@ -6,6 +6,7 @@ It stands in docs/measurements/README.md; tests/test_figures.py compares. A new 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -46,30 +47,31 @@ COMMANDS = {  # of every result: a module of benchmarks/ and its arguments
     "prediction": "plan.prediction measure",
     "prediction_again": "plan.prediction measure",
     "prediction_scaling": "plan.prediction scaling",
-    "quality_biggan": 'quality.quality biggan --strategy networks --cases "float32;bf16" --ranks 1',
-    "quality_digits_ahead": "quality.quality digits --strategy lags --ranks 1 --more '...'",
-    "quality_digits_async": "quality.quality digits --strategy async --ranks 2",
-    "quality_digits_batches": "quality.quality digits --strategy batches --ranks 1 --every-kimg 10",
-    "quality_digits_gossip4": "quality.quality digits --strategy gossip --ranks 4",
-    "quality_digits_gossip8": "quality.quality digits --strategy gossip --ranks 8",
-    "quality_digits_lags": "quality.quality digits --strategy lags --ranks 1",
-    "quality_digits_paper": 'quality.quality digits --strategy paper --cases "DPOSG;DQGAN" --ranks 4',
-    "quality_digits_periods": "quality.quality digits --strategy periods --ranks 4",
-    "quality_digits_quantized": "quality.quality digits --strategy quantized",
-    "quality_digits_split": "quality.quality digits --strategy async --ranks 4",
+    "quality_biggan": 'quality.quality biggan --suite networks --cases "float32;bf16" --ranks 1',
+    "quality_digits_ahead": "quality.quality digits --suite lags --ranks 1 --more '...'",
+    "quality_digits_async": "quality.quality digits --suite async --ranks 2",
+    "quality_digits_batches": "quality.quality digits --suite batches --ranks 1 --every-kimg 10",
+    "quality_digits_gossip4": "quality.quality digits --suite gossip --ranks 4",
+    "quality_digits_gossip8": "quality.quality digits --suite gossip --ranks 8",
+    "quality_digits_lags": "quality.quality digits --suite lags --ranks 1",
+    "quality_digits_paper": 'quality.quality digits --suite paper --cases "DPOSG;DQGAN" --ranks 4',
+    "quality_digits_periods": "quality.quality digits --suite periods --ranks 4",
+    "quality_digits_quantized": "quality.quality digits --suite quantized",
+    "quality_digits_split": "quality.quality digits --suite async --ranks 4",
     "quality_digits_sync": "quality.quality digits",
-    "quality_fashion_async": "quality.quality fashion --strategy async --ranks 2",
-    "quality_fashion_batches": "quality.quality fashion --strategy batches --ranks 1 --every-kimg 10",
-    "quality_fashion_gossip4": "quality.quality fashion --strategy gossip --ranks 4",
-    "quality_fashion_gossip8": "quality.quality fashion --strategy gossip --ranks 8",
+    "quality_fashion_async": "quality.quality fashion --suite async --ranks 2",
+    "quality_fashion_batches": "quality.quality fashion --suite batches --ranks 1 --every-kimg 10",
+    "quality_fashion_gossip4": "quality.quality fashion --suite gossip --ranks 4",
+    "quality_fashion_gossip8": "quality.quality fashion --suite gossip --ranks 8",
     "quality_fashion_int4_block256": "quality.quality fashion  # at commit cc1615e",
-    "quality_fashion_optimizers": "quality.quality fashion --strategy optimizers --ranks 1 --every-kimg 10",
-    "quality_fashion_periods": "quality.quality fashion --strategy periods --ranks 4",
-    "quality_fashion_policies": "quality.quality fashion --strategy policies --ranks 1",
-    "quality_fashion_quantized": "quality.quality fashion --strategy quantized",
+    "quality_fashion_optimizers": "quality.quality fashion --suite optimizers --ranks 1 --every-kimg 10",
+    "quality_fashion_paper": "quality.quality fashion --suite paper --ranks 4 --every-kimg 40 --more=--kimg=240",
+    "quality_fashion_periods": "quality.quality fashion --suite periods --ranks 4",
+    "quality_fashion_policies": "quality.quality fashion --suite policies --ranks 1",
+    "quality_fashion_quantized": "quality.quality fashion --suite quantized",
     "quality_fashion_sync": "quality.quality fashion",
-    "quality_sngan": "quality.quality sngan --strategy networks --cases float32 --ranks 1",
-    "quality_sngan_bf16": 'quality.quality sngan --strategy networks --cases "float32;bf16" --ranks 1',
+    "quality_sngan": "quality.quality sngan --suite networks --cases float32 --ranks 1",
+    "quality_sngan_bf16": 'quality.quality sngan --suite networks --cases "float32;bf16" --ranks 1',
     "scale": "comm.scale",
     "scores": "quality.scores fd prdc --rounds 1",
     "scores_prdc": "quality.scores prdc --rounds 1",
@@ -81,6 +83,9 @@ COMMANDS = {  # of every result: a module of benchmarks/ and its arguments
     "two_checkouts": "speed.two_checkouts",
     "wires": "comm.compressors",
 }
+
+NEEDS_DATA = re.compile(r"(quality\.(?:quality|per_label_quality) (?:fashion|sngan|biggan))")
+WITH_DATA = r"\1 --data fashion_mnist.npz"
 
 
 def read_result(name: str) -> Any:
@@ -109,7 +114,7 @@ def format_rows() -> Iterator[str]:
     yield "|---|---|---|---|---|---|"
     for path in sorted(RESULTS.glob("*.json")):
         result = read_result(path.stem)
-        command = f"`{COMMANDS[path.stem]}`"
+        command = f"`{NEEDS_DATA.sub(WITH_DATA, COMMANDS[path.stem])}`"
         yield _row(f"`{path.name}`", command, machine_of(result))
         laboratories = result.get("laboratories", {}) if isinstance(result, dict) else {}
         for name, laboratory in laboratories.items():

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from paragan.api.estimator import Estimator
     from paragan.api.game_config import Config, with_policy
     from paragan.api.scaling_manager import ScalingManager
+    from paragan.comm.ddp_hook import ddp_hook
+    from paragan.comm.replica_check import ReplicasDiffer, check_replicas
     from paragan.config.run import Run
     from paragan.config.sections import DataOptions, DeviceOptions, EvaluationOptions
     from paragan.core.errors import Interrupted, RunError, UsageError
@@ -48,11 +50,14 @@ __all__ = [
     "Model",
     "PlayerOptim",
     "RMSprop",
+    "ReplicasDiffer",
     "Run",
     "RunError",
     "ScalingManager",
     "UsageError",
+    "check_replicas",
     "compare",
+    "ddp_hook",
     "from_arrays",
     "load",
     "load_data",
@@ -63,6 +68,8 @@ _EXPORTS = {  # module -> public names, imported on first use
     ".api.estimator": ("Estimator",),
     ".api.game_config": ("Config", "with_policy"),
     ".api.scaling_manager": ("ScalingManager",),
+    ".comm.ddp_hook": ("ddp_hook",),
+    ".comm.replica_check": ("ReplicasDiffer", "check_replicas"),
     ".core.types": ("Batch", "Loss", "DiscriminatorOutput"),
     ".data.dataset": ("Dataset", "from_arrays", "load_data"),
     ".core.errors": ("RunError", "Interrupted", "UsageError"),

@@ -72,9 +72,9 @@ def measure(name: str, images: Dataset, g_scale: int, rounds: int) -> dict[str, 
     }
 
 
-def speedup(times: Times, rival: str = "alternating") -> list[float]:
-    """Return how many times faster than `rival` async is: the median, and its confidence interval."""
-    ratio = times.ratio("async", rival)
+def speedup(times: Times, baseline: str = "alternating") -> list[float]:
+    """Return how many times faster than `baseline` async is: the median, and its confidence interval."""
+    ratio = times.ratio("async", baseline)
     return [1 / ratio.median, 1 / ratio.high, 1 / ratio.low]
 
 

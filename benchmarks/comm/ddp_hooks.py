@@ -1,4 +1,6 @@
-"""Time DistributedDataParallel with torch's compression hooks, for comparison with `paragan bench strategies`.
+"""Time DistributedDataParallel with torch's compression hooks and ours (`paragan.ddp_hook`).
+
+`paragan bench strategies` measures the same networks under our own strategies.
 
 It runs under the same launchers: benchmarks/lib/netns_lab.py, torchrun.
 
@@ -17,6 +19,7 @@ import statistics
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -24,6 +27,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
+
+from paragan.comm.ddp_hook import ddp_hook
 
 LAYERS = 24
 WARM_UP = 4
@@ -63,9 +68,16 @@ def wrap_power_sgd(net: nn.Module, rank: int) -> DistributedDataParallel:
     return ddp
 
 
+def wrap_ours(net: nn.Module, wire: str) -> DistributedDataParallel:
+    ddp = wrap_plain(net)
+    ddp.register_comm_hook(*ddp_hook(wire))
+    return ddp
+
+
 HOOKS: dict[str, Callable[[nn.Module], DistributedDataParallel]] = {
     "ddp": wrap_plain,
     "ddp+fp16": wrap_fp16,
+    **{f"ddp+{wire}": partial(wrap_ours, wire=wire) for wire in ("int8", "int4", "sign")},
     "ddp+powersgd1": lambda net: wrap_power_sgd(net, 1),
     "ddp+powersgd4": lambda net: wrap_power_sgd(net, 4),
 }

@@ -29,8 +29,8 @@ PAGE = Page(
 )
 
 
-RIVAL = "sync, optimistic"
-SYNC_CASES = {RIVAL: "sync, optimistic", "sync": "sync, the recipe's Adam"}
+BASELINE = "sync, optimistic"
+SYNC_CASES = {BASELINE: "sync, optimistic", "sync": "sync, the recipe's Adam"}
 TEAM_CASES = {"batches 1:1": "async, batches 1:1", "batches 2:1": "async, batches 2:1 (`--g_batch=256`)"}
 LAG_CASES = {
     "lead 2": "async, `max_lead_rounds=2`",
@@ -47,9 +47,9 @@ def quality(digits: Any, fashion: Any) -> Iterator[Statement]:
     ):
         for case, label in labels.items():
             count = sum(row["case"] == case for row in result["rows"])
-            text, *figures = quality_row(f"{label} | {{}}", result["cases"][case], result["cases"][RIVAL], fd)
+            text, *figures = quality_row(f"{label} | {{}}", result["cases"][case], result["cases"][BASELINE], fd)
             yield text, count, *figures
-    fd = [digits["cases"][case]["fd"][1] for case in ("batches 1:1", RIVAL)]
+    fd = [digits["cases"][case]["fd"][1] for case in ("batches 1:1", BASELINE)]
     yield "On the digits their fd is {:.3f} beside {:.3f}", *fd
 
 
@@ -89,12 +89,12 @@ def slow_links(lab: Any) -> Iterator[Statement]:
     text = "the kernel counted {:.0f}, {:.0f} and {:.0f} MB"
     yield text, *(row["kernel_bytes"] / 1e6 for row in (sync, fourth, second))
     yield "| sync | {:.0f} | | {:.1f} MB |", sync["step_ms"], sync["sent_bytes"] / 1e6
-    for label, row, rival in (
+    for label, row, baseline in (
         ("sync, `sync_period=2`", period, again),
         ("async, 4 and 4 ranks, `snapshot_every=4`", fourth, sync),
         ("the same, `snapshot_every=2`, `snapshot_wire=bf16`", second, sync),
     ):
-        figures = row["step_ms"], rival["step_ms"] / row["step_ms"], row["sent_bytes"] / 1e6
+        figures = row["step_ms"], baseline["step_ms"] / row["step_ms"], row["sent_bytes"] / 1e6
         yield f"| {label} | {{:.0f}} | {{:.2f}} times as fast | {{:.1f}} MB |", *figures
     yield "Half of what `sync` sends is {:.0f} MB.", sync["sent_bytes"] / 2e6
 

@@ -1,14 +1,15 @@
-"""Compute how many times the images of its rival a strategy needed: `python -m benchmarks.quality.images_needed`.
+"""Compute how many times the images of its baseline a strategy needed: `python -m benchmarks.quality.images_needed`.
 
-It reads benchmarks/results/ and prints the tables of paragan/plan/select/learning_cost.py. The rival's Fréchet distance
-was taken every 10 kimg; a strategy that ended with the distance that the rival had after a quarter of the images needed
-4 times the images. Medians over seeds; the worse of digits and Fashion-MNIST; at least 1, rounded to two decimals. A
-strategy that ended no worse than the rival's worst seed needed as many images; one that ended worse than the rival's
-first point counts as that point.
+It reads benchmarks/results/ and prints the tables of paragan/plan/select/learning_cost.py. The baseline's Fréchet
+distance was taken every 10 kimg; a strategy that ended with the distance that the baseline had after a quarter of the
+images needed 4 times the images. Medians over seeds; the worse of digits and Fashion-MNIST; at least 1, rounded to two
+decimals. A strategy that ended no worse than the baseline's worst seed needed as many images; one that ended worse than
+the baseline's first point counts as that point.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import statistics
 from collections.abc import Mapping, Sequence
@@ -49,20 +50,20 @@ def images_factor(fd: float, curve: Sequence[tuple[float, float]]) -> float:
     return 1.0
 
 
-def worst_factor(cases: Mapping[str, tuple[str, str]], rival: tuple[str, str]) -> float:
+def worst_factor(cases: Mapping[str, tuple[str, str]], baseline: tuple[str, str]) -> float:
     """Return the larger factor of the data sets.
 
     Args:
         cases: the result (without "quality_RECIPE_") and case of the strategy, by recipe.
-        rival: the result and case of its rival.
+        baseline: the result and case of its baseline.
     """
     factors = list[float]()
     for recipe, (name, case) in cases.items():
-        rival_result = read_quality(recipe, rival[0])
+        baseline_result = read_quality(recipe, baseline[0])
         fd = median_fd(read_quality(recipe, name), case)
-        worst_seed = max(row["fd"] for row in rival_result["rows"] if row["case"] == rival[1])
+        worst_seed = max(row["fd"] for row in baseline_result["rows"] if row["case"] == baseline[1])
         is_within = fd <= worst_seed
-        factors.append(1.0 if is_within else images_factor(fd, median_curve(rival_result, rival[1])))
+        factors.append(1.0 if is_within else images_factor(fd, median_curve(baseline_result, baseline[1])))
     return round(max(factors), 2)
 
 
@@ -96,6 +97,8 @@ def measured_tables() -> dict[str, Any]:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.parse_args()
     rows = [(name, str(table)) for name, table in measured_tables().items()]
     print(format_table(("table", "how many times the images"), rows))
 

@@ -1,13 +1,13 @@
 """Measure what a wire, a topology, a lag or a policy costs in quality, with equal images and seeds for every case.
 
-    python -m benchmarks.quality.quality digits --seeds 0,1,2 [--strategy gossip --ranks 4] [--json F]
-    python -m benchmarks.quality.quality digits --strategy lags --ranks 1 [--json F]
-    python -m benchmarks.quality.quality digits --strategy periods --ranks 4 [--json F]
-    python -m benchmarks.quality.quality digits --strategy batches --ranks 1 --every-kimg 10 [--json F]
+    python -m benchmarks.quality.quality digits --seeds 0,1,2 [--suite gossip --ranks 4] [--json F]
+    python -m benchmarks.quality.quality digits --suite lags --ranks 1 [--json F]
+    python -m benchmarks.quality.quality digits --suite periods --ranks 4 [--json F]
+    python -m benchmarks.quality.quality digits --suite batches --ranks 1 --every-kimg 10 [--json F]
     python -m benchmarks.quality.quality fashion --data fashion_mnist.npz --seeds 0,1,2 [--json F]
-    python -m benchmarks.quality.quality fashion --data fashion_mnist.npz --strategy policies --ranks 1 [--json F]
-    python -m benchmarks.quality.quality digits --strategy paper --ranks 4 [--json F]
-    python -m benchmarks.quality.quality sngan|biggan --data fashion_mnist.npz --strategy networks [--json F]
+    python -m benchmarks.quality.quality fashion --data fashion_mnist.npz --suite policies --ranks 1 [--json F]
+    python -m benchmarks.quality.quality digits --suite paper --ranks 4 [--json F]
+    python -m benchmarks.quality.quality sngan|biggan --data fashion_mnist.npz --suite networks [--json F]
 
 Every run is `paragan train` on `--ranks` ranks; a run that exists already is not repeated. Measured for each:
 
@@ -17,8 +17,8 @@ Every run is `paragan train` on `--ranks` ranks; a run that exists already is no
 * seconds    : time of the training rounds
 * curve      : kimg and Fréchet distance every `--every-kimg`
 
-The first case of a suite is the rival of the others: a case is within the spread of the seeds if its median is no worse
-than the rival's worst seed.
+The first case of a suite is the baseline of the others: a case is within the spread of the seeds if its median is no
+worse than the baseline's worst seed.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ RECIPES["sngan"] = (*SMALL, "--data.resolution=16", "--kimg=120", "--nets.width=
 RECIPES["biggan"] = (*SMALL, "--kimg=60", "--nets=biggan", "--nets.latent=80", "--nets.width=8", "--nets.d_width=16")
 SIGN, INT2, INT4, INT8 = (("--strategy.wire=" + wire,) for wire in ("sign", "int2", "int4", "int8"))
 GOSSIP = "--strategy=gossip"
-SUITES: dict[str, dict[str, tuple[str, ...]]] = {  # the first case of a suite is the rival of the others
+SUITES: dict[str, dict[str, tuple[str, ...]]] = {  # the first case of a suite is the baseline of the others
     "sync": {
         "exact": (),
         "int8": INT8,
@@ -179,7 +179,10 @@ MAX_FIT_IMAGES = 10_000  # real images that the SVM is fitted on
 
 
 def run_paragan(*arguments: str) -> None:
-    subprocess.run([sys.executable, "-m", "paragan", *arguments], check=True, stdout=subprocess.DEVNULL)
+    """Run a command of paragan. If it fails, which it says itself, end with its exit status."""
+    done = subprocess.run([sys.executable, "-m", "paragan", *arguments], stdout=subprocess.DEVNULL)
+    if done.returncode:
+        raise SystemExit(done.returncode)
 
 
 def train_run(folder: Path, settings: Sequence[str], ranks: int) -> Path:
@@ -264,7 +267,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("recipe", choices=RECIPES)
     parser.add_argument("--data", metavar="PATH")
-    parser.add_argument("--strategy", choices=SUITES, default="sync")
+    parser.add_argument("--suite", choices=SUITES, default="sync", help="the cases that are compared (SUITES)")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--cases", help="names, separated by ; (default: all)")
     parser.add_argument("--more", default="", help="more settings for every case: '--g.optimizer.lr=1e-3 ...'")
@@ -279,14 +282,17 @@ def main() -> None:
     print(format_machine(machine))
     data = (f"--data={options.data}",) if options.data else ()
     fixed = (*RECIPES[options.recipe], *data)
-    cases = SUITES[options.strategy]
-    results: dict[str, Any] = {"recipe": options.recipe, "strategy": options.strategy, "ranks": options.ranks}
+    cases = SUITES[options.suite]
+    chosen = options.cases.split(";") if options.cases else list(cases)
+    if unknown := [case for case in chosen if case not in cases]:
+        parser.error(f"--cases: suite {options.suite} has no {unknown[0]}. It has {'; '.join(cases)}")
+    results: dict[str, Any] = {"recipe": options.recipe, "suite": options.suite, "ranks": options.ranks}
     results |= {"settings": fixed, "machine": machine}
     rows: list[dict[str, Any]] = []
     for seed in options.seeds.split(","):
-        for case in options.cases.split(";") if options.cases else cases:
+        for case in chosen:
             name = f"{case}, {options.called}" if options.called else case
-            words = (options.recipe, options.strategy, str(options.ranks), *name.replace(",", "").split(), seed)
+            words = (options.recipe, options.suite, str(options.ranks), *name.replace(",", "").split(), seed)
             settings = (*drop_rates(fixed, case), *cases[case], *options.more.split(), f"--seed={seed}")
             settings = (*settings, f"--evaluation.every_kimg={options.every_kimg}")
             run_dir = train_run(Path(options.runs) / "-".join(words), settings, options.ranks)

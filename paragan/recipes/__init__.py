@@ -49,6 +49,7 @@ def build_run(
             f"--policy {policy_name}: has rates for the batch at hand. Leave --batch-scaling {batch_scaling} out"
         )
     run, lines = _apply_policy(base, overrides, policy_name)
+    lines += _describe_borrowed_rates(run)
     before = run.reasons
     run = dataclasses.replace(run, reasons=(*before, *lines))
     if batch_scaling != "none":
@@ -60,6 +61,20 @@ def build_run(
         run, reasons=tuple(dict.fromkeys(run.reasons))
     )  # said once, however often it is asked for
     return run, [line for line in run.reasons if line not in before]
+
+
+def _describe_borrowed_rates(run: Run) -> list[str]:
+    """Say so if plain gradient steps are taken at learning rates of another optimizer."""
+    players = {"G": run.g.optimizer, "D": run.d.optimizer}
+    borrowed = {name: optimizer for name, optimizer in players.items() if optimizer.name != "sgd"}
+    if not run.strategy.requires_sgd or not borrowed:
+        return []
+    rates = " and ".join(f"{name} at {optimizer.lr:g}" for name, optimizer in borrowed.items())
+    kinds = " and ".join(dict.fromkeys(optimizer.name for optimizer in borrowed.values()))
+    return [
+        f"strategy {run.strategy.name}: plain gradient steps, {rates}, which are rates for {kinds}. --policy dposg and "
+        "--policy dqgan have rates for gradient steps"
+    ]
 
 
 def _check_gradient_descent(policy_name: str, run: Run) -> None:

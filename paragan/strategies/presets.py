@@ -19,8 +19,9 @@ from paragan.strategies.quantized_dqgan import Quantized
 from paragan.strategies.sync import Sync
 
 PRESETS: Mapping[str, Mapping[str, Any]] = {
-    # Quantized. Chen et al. 2020: their baselines, optimistic Adam on exact gradients or on quantized ones, without
-    # error feedback
+    # Quantized. Chen et al. 2020: the algorithm, and its baselines, optimistic Adam on exact gradients or on quantized
+    # ones, without error feedback
+    "DQGAN": {"paper_update": True},
     "CPOAdam": {"wire": "exact"},
     "CPOAdam-GQ": {"feedback": 0.0},
     # The centralized baseline of Liu et al. 2020, in their spelling

@@ -3,8 +3,8 @@
 Chen, Yang, Shen and Pang, "A Distributed Training Algorithm of Generative Adversarial Networks with Quantized
 Gradients", arXiv 2010.13359. With `paper_update` this is the paper's algorithm (comm/quantized_descent.py). By default
 gradients are quantized in both directions (comm/compressed_allreduce.py), which sends less, and any optimizer takes an
-optimistic step with their mean. Residuals are part of the checkpoint. The baselines of the paper, CPOAdam and
-CPOAdam-GQ, are presets (presets.py).
+optimistic step with their mean. Residuals are part of the checkpoint. The algorithm as DQGAN, and
+its baselines CPOAdam and CPOAdam-GQ, are presets (presets.py).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Quantized(OptimisticDefaults):
     include_residual : with paper_update, whether the residual moves the point where the gradient is taken
     """
 
-    name: Literal["quantized", "CPOAdam", "CPOAdam-GQ", "CP-OAdam"] = "quantized"
+    name: Literal["quantized", "DQGAN", "CPOAdam", "CPOAdam-GQ", "CP-OAdam"] = "quantized"
     wire: Wire = Int8()
     order: Order = "simultaneous"
     feedback: Feedback = None

@@ -38,13 +38,18 @@ class RunConsole:
         """Print a line that stays."""
         self.console.print(Text(text))
 
+    @property
+    def _decimals(self) -> int:
+        """Digits of kimg after the point."""
+        return 1 if self._total_kimg >= 10 else 3
+
     def start(self, kimg: float, total_kimg: float) -> None:
         """Start showing progress."""
         self.stop()
         self._total_kimg = total_kimg
         if self.console.is_terminal and not self.console.quiet:
             self._bar = Progress(
-                TextColumn("{task.completed:.1f}/{task.total:g} kimg"),
+                TextColumn(f"{{task.completed:.{self._decimals}f}}/{{task.total:g}} kimg"),
                 BarColumn(bar_width=20),
                 TextColumn("{task.fields[shown]}"),
                 TimeRemainingColumn(),
@@ -66,7 +71,8 @@ class RunConsole:
             self._last_print_s = time.monotonic()
             remaining_s = (self._total_kimg - row["Progress/kimg"]) * row["Timing/sec_per_kimg"]
             remaining = format_duration(min(self.max_remaining_s, remaining_s))
-            self.print(f"{row['Progress/kimg']:.1f}/{self._total_kimg:g} kimg  {text}  {remaining} left")
+            kimg = f"{row['Progress/kimg']:.{self._decimals}f}/{self._total_kimg:g} kimg"
+            self.print(f"{kimg}  {text}  {remaining} left")
 
     def show_scoring_progress(self, num_scored: int, total: int) -> None:
         """Show how many images have been scored."""

@@ -6,7 +6,7 @@ STRATEGIES = {
     "sync int4": ("strategy=sync", "strategy.wire=int4"),
     "sync, user wire": ("strategy=sync", "strategy.wire=examples.own_wire:Ternary"),
     "quantized": ("strategy=quantized",),
-    "quantized exact": ("strategy=quantized", "strategy.paper_update=true", "strategy.wire=sign"),
+    "DQGAN sign": ("strategy=DQGAN", "strategy.wire=sign"),
     "CPOAdam": ("strategy=CPOAdam",),
     "CPOAdam-GQ": ("strategy=CPOAdam-GQ",),
     "sync, own gradients between": ("strategy=sync", "strategy.sync_period=2", "strategy.sync_mode=gradients"),

@@ -137,7 +137,7 @@ CLIPPED = VARIANTS["clip"]
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize("name", ["sync", "quantized exact", "gossip int8", "async teams"])
+@pytest.mark.parametrize("name", ["sync", "DQGAN sign", "gossip int8", "async teams"])
 def test_contracts_hold_with_weight_clipping(pool, name, ranks, tmp_path):
     test_six_and_four_rounds_equal_ten(pool, (*table.STRATEGIES[name], *CLIPPED), "sgd", ranks, tmp_path)
 

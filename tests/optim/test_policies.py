@@ -125,11 +125,11 @@ def test_different_optimizers_work_with_every_strategy(pool, strategy):
 
 
 @pytest.mark.parametrize(
-    ("name", "settings"),
-    [("dposg", ("strategy=DPOSG",)), ("dqgan", ("strategy=quantized", "strategy.paper_update=true"))],
+    ("name", "strategy"),
+    [("dposg", "DPOSG"), ("dqgan", "DQGAN")],
 )
-def test_the_papers_updates_have_a_policy(pool, name, settings):
-    run, lines = build_run(to_dict(tiny_run.make_run(*settings)), [], name)
+def test_the_papers_updates_have_a_policy(pool, name, strategy):
+    run, lines = build_run(to_dict(tiny_run.make_run(f"strategy={strategy}")), [], name)
     assert any("found by a random search on the digits" in line for line in lines)
     states = pool(2, lambda world: tiny_run.play_rounds(run, 3, world))
     assert all(value.isfinite().all() for value in states[0].values())
@@ -369,3 +369,12 @@ def test_policy_from_python_is_printed(capsys):
         assert manager.run.d.optimizer.lr == pytest.approx(4e-4 * 2**0.5)
     assert "policy ttur: learning rates x 1.41421" in capsys.readouterr().out
     torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize("strategy", ["DPOSG", "DQGAN"])
+def test_rates_of_another_optimizer_are_named_where_steps_are_plain_gradient_steps(strategy):
+    base = to_dict(tiny_run.make_run(f"strategy={strategy}"))
+    _, lines = build_run(base, [])
+    assert any("--policy dqgan have rates for gradient steps" in line for line in lines)
+    _, lines = build_run(base, [], "dqgan")
+    assert not any("have rates for gradient steps" in line for line in lines)

@@ -50,7 +50,7 @@ class Choice:
     """A row of the plan.
 
     semantics : what the strategy computes, compared with one worker
-    images_factor : how many times the images of its exact rival the strategy needs (learning_cost.py)
+    images_factor : how many times the images of its exact baseline the strategy needs (learning_cost.py)
     kimg      : that this batch and strategy need to reach the goal
     hours     : to the goal
     cost      : of all hosts until then

@@ -51,17 +51,17 @@ class PlanGoal(Protocol):
 
 def explain_best(best: PlanRow, others: Sequence[PlanRow], margin: float) -> str:
     """Say why the first row of a plan is the first. `margin` is that of the goal."""
-    rivals = [row for row in others if row.fits_memory and not row.limits and row.semantics != "per-label models"]
+    baselines = [row for row in others if row.fits_memory and not row.limits and row.semantics != "per-label models"]
     efficiency = f"{best.prediction.efficiency:.0%} of the throughput of independent workers"
     if best.semantics == "equivalent":
-        gain = max((best.hours / row.hours - 1 for row in rivals), default=0.0)
+        gain = max((best.hours / row.hours - 1 for row in baselines), default=0.0)
         if gain <= TIE_TOLERANCE:
             return f"equivalent to one worker, {efficiency}; no approximate strategy reaches the goal sooner"
         return (
             f"equivalent to one worker, {efficiency}; others reach the goal at most {gain:.1%} sooner, and "
             f"{margin:.0%} is needed"
         )
-    equivalent = next((row for row in rivals if row.semantics == "equivalent"), None)
+    equivalent = next((row for row in baselines if row.semantics == "equivalent"), None)
     if equivalent is None:
         return f"the fastest strategy without limits, {efficiency}"
     factor = format_factor(equivalent.hours / best.hours)
@@ -107,7 +107,7 @@ def _semantics_cost(semantics: Semantics) -> str:
 
 def describe_images_factor(factor: float) -> str:
     """Say how many times the images a strategy needs (learning_cost.py)."""
-    return f"{format_factor(factor)} the images, as measured"
+    return f"{format_factor(factor)} the images (an estimate)"
 
 
 def explain_time_loss(prediction: Prediction) -> str:

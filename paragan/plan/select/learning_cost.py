@@ -1,13 +1,13 @@
-"""Count the images that a strategy needs: how many times those of its exact rival, for the same score.
+"""Count the images that a strategy needs: how many times those of its exact baseline, for the same score.
 
     images_needed(parse_strategy("sync+sync_period=4"), ranks=4, staleness=0.0)    # 1.3: thirty percent more images
 
-The rival of a strategy is the exact one with the same optimizers: `sync` for compressed gradients and longer periods,
-CP-OAdam for gossip, `sync` with optimistic optimizers for `async`. The tables below are how many times the rival's
-images a strategy needed to reach the Fréchet distance with which it ended, on the worse of two small data sets. They
-are computed from benchmarks/results/ by `python -m benchmarks.quality.images_needed`, and a test compares them. Between
-two rows they are interpolated. Periods and ages beyond the last row are a limit (convergence_limits.py); more ranks of
-gossip count as the last row. Factors of several properties are multiplied, which is our assumption.
+The baseline of a strategy is the exact one with the same optimizers: `sync` for compressed gradients and longer
+periods, CP-OAdam for gossip, `sync` with optimistic optimizers for `async`. The tables below are how many times the
+baseline's images a strategy needed to reach the Fréchet distance with which it ended, on the worse of two small data
+sets. They are computed from benchmarks/results/ by `python -m benchmarks.quality.images_needed`, and a test compares
+them. Between two rows they are interpolated. Periods and ages beyond the last row are a limit (convergence_limits.py);
+more ranks of gossip count as the last row. Factors of several properties are multiplied, which is our assumption.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FINE_WIRES = ("exact", "bf16", "fp16")  # finer than int8: taken to cost nothing
 
 
 def images_needed(strategy: Any, ranks: int, staleness: float) -> float:
-    """Return how many times the images of its rival a strategy needs.
+    """Return how many times the images of its baseline a strategy needs.
 
     Args:
         strategy: of the run.

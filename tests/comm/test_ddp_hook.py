@@ -1,0 +1,180 @@
+"""The hook for DistributedDataParallel: gradients travel over a lossy wire, and nothing of them is lost."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from paragan.comm.ddp_hook import ddp_hook, parse_wire
+from paragan.comm.process_group import c10d
+from paragan.core.errors import UsageError
+
+SMALL_BUCKETS_MB = 0.002
+SINGLE_BUCKET_MB = 100.0
+WIDTHS = (20, 40, 30, 5)
+
+
+def net():
+    torch.manual_seed(0)
+    layers = [nn.Linear(a, b) for a, b in itertools.pairwise(WIDTHS)]
+    return nn.Sequential(*[module for layer in layers for module in (layer, nn.Tanh())])
+
+
+def batch(rank, step):
+    return torch.randn(8, WIDTHS[0], generator=torch.Generator().manual_seed(100 * rank + step))
+
+
+def flat_gradient(network):
+    return torch.cat([p.grad.flatten() for p in network.parameters()])
+
+
+def exact_gradient(step, ranks):
+    """Return the mean over ranks of the gradients at the first weights."""
+    network = net()
+    for rank in range(ranks):
+        (network(batch(rank, step)).square().mean() / ranks).backward()
+    return flat_gradient(network)
+
+
+def residual_of(state, network):
+    """Return the residual of the network's parameters, in their order."""
+    saved = state.state_dict()
+    parts = [torch.zeros(p.numel()) for p in network.parameters()]
+    for i, p in enumerate(network.parameters()):
+        position = state._positions[p]
+        parts[i] = saved.get(f"residual/{position}", parts[i])
+    return torch.cat(parts)
+
+
+def wrap(wire, bucket_mb, feedback=None):
+    ddp = DistributedDataParallel(net(), bucket_cap_mb=bucket_mb)
+    state, hook = ddp_hook(wire, feedback=feedback)
+    ddp.register_comm_hook(state, hook)
+    return ddp, state
+
+
+def gradients(ddp, rank, steps):
+    """Return the gradients that DDP leaves after each of these steps, all at the same weights."""
+    result = []
+    for step in steps:
+        ddp.zero_grad()
+        ddp(batch(rank, step)).square().mean().backward()
+        result.append(flat_gradient(ddp.module))
+    return result
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_exact_wire_gives_the_mean(pool, ranks):
+    def job(world):
+        ddp, _ = wrap("exact", SMALL_BUCKETS_MB)
+        return gradients(ddp, world.rank, range(3))
+
+    for result in pool(ranks, job):
+        for step, gradient in enumerate(result):
+            torch.testing.assert_close(gradient, exact_gradient(step, ranks), rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("bucket_mb", [SMALL_BUCKETS_MB, SINGLE_BUCKET_MB])
+@pytest.mark.parametrize("wire", ["int8", "int4", "sign", "topk"])
+def test_what_was_sent_and_what_is_kept_is_the_gradient(pool, wire, bucket_mb):
+    steps = range(4)  # DDP groups the parameters anew after the first
+
+    def job(world):
+        ddp, state = wrap(wire, bucket_mb, feedback=1)
+        return gradients(ddp, world.rank, steps), residual_of(state, ddp.module), len(state._buckets)
+
+    results = pool(2, job)
+    sent, other = (torch.stack(gradient).sum(0) for gradient, _, _ in results)
+    assert torch.equal(sent, other)  # replicas get the same bits
+    kept = torch.stack([residual for _, residual, _ in results]).mean(0)
+    exact = sum(exact_gradient(step, 2) for step in steps)
+    torch.testing.assert_close(sent + kept, exact, rtol=1e-4, atol=1e-6)
+    assert kept.abs().max() > 1e-6  # it is lossy
+    assert (results[0][2] > 1) == (bucket_mb == SMALL_BUCKETS_MB)
+
+
+def test_a_loaded_state_sends_what_is_still_kept(pool):
+    def job(world):
+        ddp, state = wrap("int4", SMALL_BUCKETS_MB, feedback=1)
+        before = gradients(ddp, world.rank, range(3))
+        again, other = wrap("int4", SMALL_BUCKETS_MB, feedback=1)
+        other.load_state_dict(state.state_dict())
+        return before + gradients(again, world.rank, range(3, 6)), residual_of(other, again.module), other.step
+
+    results = pool(2, job)
+    kept = torch.stack([residual for _, residual, _ in results]).mean(0)
+    exact = sum(exact_gradient(step, 2) for step in range(6))
+    torch.testing.assert_close(sum(results[0][0]) + kept, exact, rtol=1e-4, atol=1e-6)
+    assert results[0][2] == 6
+
+
+def test_numbers_that_are_not_finite_reach_all_ranks_and_leave_the_residual(pool):
+    def job(world):
+        ddp, state = wrap("int8", SINGLE_BUCKET_MB)
+        gradients(ddp, world.rank, range(2))
+        before = residual_of(state, ddp.module)
+        ddp.zero_grad()
+        (ddp(batch(world.rank, 2)).square().mean() * (float("inf") if world.rank else 1)).backward()
+        is_finite = bool(flat_gradient(ddp.module).isfinite().all())
+        return is_finite, torch.equal(before, residual_of(state, ddp.module))
+
+    assert pool(2, job) == [(False, True)] * 2
+
+
+def test_it_sends_what_the_wire_says(pool):
+    def job(world):
+        ddp, state = wrap("int8", SINGLE_BUCKET_MB)
+        gradients(ddp, world.rank, range(2))
+        length = -(-sum(p.numel() for p in ddp.parameters()) // world.size)
+        return state.meter.sent_bytes, 2 * 2 * (world.size - 1) * parse_wire("int8").nbytes(length)
+
+    for sent, expected in pool(3, job):
+        assert sent == expected
+
+
+def test_half_precision_networks(pool):
+    def job(world):
+        ddp = DistributedDataParallel(net().to(torch.bfloat16))
+        ddp.register_comm_hook(*ddp_hook("int8"))
+        ddp(batch(world.rank, 0).bfloat16()).square().mean().backward()
+        return flat_gradient(ddp.module).float()
+
+    for gradient in pool(2, job):
+        torch.testing.assert_close(gradient, exact_gradient(0, 2), rtol=0.1, atol=0.005)
+
+
+def test_it_needs_a_process_group():
+    assert not c10d.is_initialized()
+    with pytest.raises(UsageError, match=r"no process group yet.*init_process_group"):
+        ddp_hook("int8")
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: ddp_hook("imt8"), "wire: there is no imt8; did you mean int8"),
+        (lambda: ddp_hook("int8", feedback=2.0), "feedback=2: must be from 0 to 1"),
+        (lambda: ddp_hook("int8")[0].load_state_dict({"residual/0": torch.zeros(3)}), "lacks step"),
+        (lambda: ddp_hook("int8")[0].load_state_dict({"step": torch.tensor(1), "lr": torch.ones(1)}), "holds lr"),
+    ],
+)
+def test_bad_input_is_named(pool, call, message):
+    def job(world):
+        with pytest.raises(UsageError, match=message):
+            call()
+
+    pool(2, job)
+
+
+def test_the_state_of_another_network_is_refused(pool):
+    def job(world):
+        ddp, state = wrap("int8", SINGLE_BUCKET_MB)
+        state.load_state_dict({"step": torch.tensor(1), "residual/0": torch.zeros(3)})
+        with pytest.raises(UsageError, match=r"residual/0: has 3 numbers"):
+            gradients(ddp, world.rank, [0])
+
+    pool(2, job)
