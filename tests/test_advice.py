@@ -182,6 +182,11 @@ DIGITS_CASES = [
         ("--g.optimizer=sgd", "--strategy.paper_update=false"),
     ),
     Case(
+        "--strategy=DPOSG --g.optimizer=sgd --g.optimizer.momentum=0.9",
+        "Use --g.optimizer.momentum=0, or --strategy.paper_update=false.",
+        ("--g.optimizer.momentum=0", "--strategy.paper_update=false"),
+    ),
+    Case(
         "--strategy=quantized --strategy.paper_update=true --d.optimizer_wrapper=optimistic",
         "Use --d.optimizer_wrapper=none.",
         ("--d.optimizer_wrapper=none",),

@@ -200,7 +200,7 @@ class ScalingManager:
             raise RunError("G has weights that are not finite: the game diverged", True)
         defaults = self.run.evaluation
         features = defaults.features
-        if str(metric).startswith("fid"):
+        if metric in ("fid", "fid50k_full"):
             if not self.dataset.is_array and (defaults.inception or inception_path().exists()):
                 features = "inception"
             else:

@@ -29,7 +29,7 @@ def dry_run(run: Run, ranks: int, reasons: list[str]) -> int:
     """Print the complete record of a run, with its cost as comments; train nothing."""
     from paragan.config.resolve import make_spec
     from paragan.config.run import to_saved_dict
-    from paragan.config.validate import describe_unreached_stages
+    from paragan.config.validate import describe_unused_length
     from paragan.core.schema import to_yaml
     from paragan.train.prepare import prepare
     from paragan.train.session import check_init_from
@@ -45,11 +45,7 @@ def dry_run(run: Run, ranks: int, reasons: list[str]) -> int:
     except (RuntimeError, UsageError) as error:
         # User-defined networks whose forward pass depends on values, or a strategy that is not chosen yet.
         cost_lines = [f"the cost cannot be estimated: {str(error).strip().splitlines()[0]}"]
-    comments = [*reasons, *dataset.describe().splitlines(), *game.notes]
-    unreached = describe_unreached_stages(resolved)
-    if unreached:
-        comments.append(unreached)
-    comments += cost_lines
+    comments = [*reasons, *dataset.describe().splitlines(), *game.notes, *describe_unused_length(resolved), *cost_lines]
     record = {name: value for name, value in to_saved_dict(resolved).items() if name != "reasons"}  # in the comments
     sys.stdout.write(to_yaml(record) + "\n" + "".join(f"# {line}\n" for line in comments))
     return 0

@@ -158,7 +158,7 @@ class CompressedAllReduce:
         encoded_means, work = self.group.all_gather(shards.encode_mean(rank, seed + 1), shards.received)
         yield work
         shards.decode_mean(encoded_means)
-        if not bucket.grads.sum().isfinite():
+        if not is_finite(bucket.grads):
             causes = (
                 (shards.unshard(shards.outgoing), "not finite"),
                 (shards.unshard(shards.roundtrip(seed=0)), f"too large for the {self.wire.name} wire"),
@@ -172,6 +172,11 @@ class CompressedAllReduce:
         size = self.group.size
         nbytes = self.wire.nbytes(shard_length(n, size))
         return all_to_all(size * nbytes, size) + ring_all_gather(nbytes, size)
+
+
+def is_finite(x: Tensor) -> bool:
+    """Return whether all numbers of x [n] are finite, by their sum: in float32, since one in float16 may overflow."""
+    return bool(x.sum(dtype=torch.promote_types(x.dtype, torch.float32)).isfinite())
 
 
 class NonFiniteMessage(CommunicationError):

@@ -113,7 +113,12 @@ def resolve_optimizer(section: str, player_optim: PlayerOptim, strategy: AnyStra
                 f"{section}.optimizer={optimizer.name}: strategy.paper_update=true is gradient descent. Use "
                 f"--{section}.optimizer=sgd, or --strategy.paper_update=false."
             )
-        if optimizer.name != "sgd" or optimizer.momentum:
+        if optimizer.name == "sgd" and optimizer.momentum:
+            raise UsageError(
+                f"{section}.optimizer.momentum={optimizer.momentum:g}: strategy.paper_update=true is gradient descent "
+                f"without momentum. Use --{section}.optimizer.momentum=0, or --strategy.paper_update=false."
+            )
+        if optimizer.name != "sgd":
             optimizer = SGD(lr=optimizer.lr)
         if wrapper not in ("auto", "none"):
             raise UsageError(

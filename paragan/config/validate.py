@@ -69,7 +69,7 @@ def _check_sync_mode(run: Run) -> None:
             f"{owner}.sync_mode=accumulate: sums one gradient of D in a round, and d_steps is {run.d_steps}. Use "
             f"--d_steps=1, or --{owner}.sync_mode=parameters."
         )
-    rounds = run.total_images // run.round_images
+    rounds = run.total_rounds
     if period > rounds:
         raise UsageError(
             f"{owner}.sync_period={period}: with {owner}.sync_mode=accumulate optimizers step after every period, and "
@@ -235,10 +235,20 @@ def _nearest_lanes(run: Run) -> int:
     return next(lanes for lanes in range(min(run.lanes, both), 0, -1) if both % lanes == 0)
 
 
-def describe_unreached_stages(run: Run) -> str:
-    """Return a note on stages of the ramp that begin after the end; empty if there are none."""
+def describe_unused_length(run: Run) -> list[str]:
+    """Return notes on stages of the ramp that begin after the end, and on last rounds without a step."""
+    notes = list[str]()
     late = [f"{start / 1000:g}:{batch}" for start, batch in run.stages if start >= run.total_images]
-    return f"--ramp {','.join(late)} begins after the end, --kimg {run.kimg:g}" if late else ""
+    if late:
+        notes.append(f"--ramp {','.join(late)} begins after the end, --kimg {run.kimg:g}")
+    period = run.strategy.step_period
+    unused = run.total_rounds % period
+    if unused:
+        notes.append(
+            f"the last {unused} of {run.total_rounds:,} rounds take no step: with sync_mode=accumulate optimizers step "
+            f"after every {period} rounds"
+        )
+    return notes
 
 
 def check_ramp(run: Run) -> None:

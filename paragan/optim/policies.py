@@ -184,22 +184,22 @@ def dcgan(nets: str) -> PaperSettings:
 
 def dposg(nets: str) -> PaperSettings:
     """Plain gradient steps on WGAN-GP, for DPOSG's own update (`--strategy DPOSG`)."""
-    return _gradient_descent("Liu et al. 2020 (DPOSG), whose rates are not known to us")
+    return _gradient_descent("--strategy DPOSG", "Liu et al. 2020, whose rates are not known to us")
 
 
 def dqgan(nets: str) -> PaperSettings:
     """Plain gradient steps on WGAN-GP, for DQGAN's own update (`--strategy quantized --strategy.paper_update=true`)."""
-    return _gradient_descent("after Chen et al. 2020 (DQGAN), whose rates are not known to us")
+    return _gradient_descent("--strategy.paper_update=true", "Chen et al. 2020, whose rates are not known to us")
 
 
-def _gradient_descent(source: str) -> PaperSettings:
+def _gradient_descent(option: str, source: str) -> PaperSettings:
     return PaperSettings(
         batch=64,
         g={"name": "sgd", "lr": 0.1},
         d={"name": "sgd", "lr": 0.01},
         settings=_objective_settings("wasserstein", gp=1) | {"nets.spectral": False},
         sources=(
-            f"optimistic gradient steps on a Wasserstein game with a gradient penalty: {source}",
+            f"for the optimistic gradient steps of {option}, on a Wasserstein game with a gradient penalty: {source}",
             "0.1 for G, 0.01 for D, penalty 1: found by a random search on the digits (docs/measurements/policies.md)",
         ),
         origin="as found",

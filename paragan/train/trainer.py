@@ -26,7 +26,7 @@ from paragan.comm.world import World
 from paragan.config.resolve import make_spec
 from paragan.config.run import Run
 from paragan.config.validate import (
-    describe_unreached_stages,
+    describe_unused_length,
 )
 from paragan.core.errors import UsageError
 from paragan.core.jsonl import JsonlFile
@@ -186,9 +186,8 @@ def train(run: Run, world: World, request: RunDirRequest, console: RunConsole, d
         console.print(f"run folder {run_dir.path}")
         if world.size == 1 and run.strategy.wire.lossy:
             console.print(f"one rank sends nothing: the {run.strategy.wire.name} wire has no effect")
-        unreached_stages = describe_unreached_stages(run)
-        if unreached_stages:
-            console.print(unreached_stages)
+        for note in describe_unused_length(run):
+            console.print(note)
         train_in_dir(run_dir, run, world, dataset, console)
         return run_dir.path
 

@@ -223,6 +223,7 @@ def test_an_open_layout_is_decided_before_the_first_round(monkeypatch):
     ("arguments", "message"),
     [
         ({"metric": "foo"}, "metrics=foo: is none of"),
+        ({"metric": "fidelity"}, "metrics=fidelity: is none of"),
         ({"metric": None}, "metrics.*None"),
         ({"metric": "fd", "count": 0}, "count=0"),
         ({"metric": "fd", "count": "many"}, "count=many"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 from torch import nn
@@ -11,6 +13,8 @@ from paragan.comm.compressed_allreduce import CompressedAllReduce, NonFiniteMess
 from paragan.comm.compression.compressors import FP16, Exact, Int4, Int8, RandomK, Sign, TopK
 from paragan.comm.exchange import OptimisticMirrorDescent
 from paragan.comm.flat_params import FlatParams
+from paragan.comm.process_group import SingleRankGroup
+from paragan.comm.quantized_descent import QuantizedDescent
 from paragan.comm.traffic import Meter, Traffic
 from paragan.core.errors import Diverged, RunError
 
@@ -169,6 +173,18 @@ def test_number_too_large_for_the_wire_is_named(pool):
     refusals = pool(2, job)
     assert refusals[1] == "the gradient of D 1.weight is too large for the fp16 wire: the step was refused"
     assert "fp16 wire delivered numbers that are not finite" in refusals[0]
+
+
+def test_float16_gradients_may_have_a_sum_that_float16_cannot_hold():
+    flat = FlatParams(net().half(), bucket_bytes=sys.maxsize)
+    exchange = QuantizedDescent(Exact(), SingleRankGroup(), lambda: 0.1)
+    for step in range(2):
+        with flat.exchanging(exchange, step):
+            flat.grads.fill_(1000)
+        flat.finish()
+    assert flat.grads.sum().isinf()
+    for p in flat.parameters:
+        torch.testing.assert_close(p.grad, torch.full_like(p, 1000))
 
 
 def test_optimistic_mirror_descent_steps_from_the_original_point():

@@ -12,7 +12,8 @@ from torch.nn.functional import relu
 import tiny_run
 from advice import advises
 from paragan.comm.world import World
-from paragan.config.validate import validate
+from paragan.config.validate import describe_unused_length, validate
+from paragan.core.errors import UsageError
 from paragan.train.loop import play_round
 
 NO_WRAPPER = ("g.optimizer_wrapper=none", "d.optimizer_wrapper=none")
@@ -168,3 +169,19 @@ def test_one_rank_equals_sync():
         tiny_run.play_rounds(tiny_run.make_run("strategy=sync", "strategy.sync_period=2"), 5, World.solo()),
         tiny_run.play_rounds(tiny_run.make_run("strategy=sync"), 5),
     )
+
+
+def test_rounds_after_the_last_step_are_reported():
+    accumulate = ("strategy.sync_period=3", "strategy.sync_mode=accumulate")
+    (note,) = describe_unused_length(tiny_run.make_run(*accumulate, "kimg=0.128"))
+    assert note.startswith("the last 2 of 8 rounds take no step")
+    assert not describe_unused_length(tiny_run.make_run(*accumulate, "kimg=0.144"))
+    assert not describe_unused_length(tiny_run.make_run("strategy.sync_period=3", "kimg=0.128"))
+
+
+def test_a_period_longer_than_a_run_whose_batch_grows_raises():
+    run = tiny_run.make_run(
+        "strategy.sync_period=5", "strategy.sync_mode=accumulate", "ramp=0.016:64", "kimg=0.144"
+    )  # 3 rounds, of the images of 9 first ones
+    with pytest.raises(UsageError, match="the run has 3 rounds"):
+        validate(run, 2)

@@ -23,14 +23,11 @@ MAX_DENSE_RANKS = 512  # up to which the mixing matrix is analyzed; beyond, form
 
 def find_limits(strategy: Any, ranks: int, staleness: float) -> tuple[str, ...]:
     """List the limits that a strategy exceeds on `ranks` ranks. `staleness` is the predicted one, in rounds."""
-    if ranks == 1:
-        return ()
-    limits = [
-        _wire_limit(strategy),
-        _period_limit(strategy),
-        _consensus_limit(strategy, ranks),
-        _staleness_limit(strategy, staleness),
-    ]
+    limits = [_update_limit(strategy)]
+    if ranks > 1 or strategy.step_period > 1:
+        limits.append(_period_limit(strategy))
+    if ranks > 1:
+        limits += [_wire_limit(strategy), _consensus_limit(strategy, ranks), _staleness_limit(strategy, staleness)]
     return tuple(limit for limit in limits if limit)
 
 
@@ -67,6 +64,10 @@ def _wire_limit(strategy: Any) -> str:
         return f"no error feedback: what the {wire.name} wire loses is never sent"
     is_measured = wire.name in FINE_WIRES or wire.name in WIRE_FACTORS
     return "" if is_measured else f"what the {wire.name} wire costs in quality was not measured"
+
+
+def _update_limit(strategy: Any) -> str:
+    return "what plain gradient steps (paper_update) cost in quality was not measured" if strategy.requires_sgd else ""
 
 
 def _period_limit(strategy: Any) -> str:

@@ -38,10 +38,12 @@ def images_needed(strategy: Any, ranks: int, staleness: float) -> float:
     factor = 1.0
     if strategy.reuses_fakes:
         factor *= interpolate(TEAM_FACTORS, staleness)
-    if ranks == 1:
+    is_alone = ranks == 1 or (ranks == 2 and strategy.splits_ranks)  # with nobody to exchange gradients with
+    if not is_alone or strategy.step_period > 1:
+        factor *= interpolate(PERIOD_FACTORS[strategy.sync_mode], strategy.sync_period)
+    if is_alone:
         return factor
     factor *= WIRE_FACTORS.get(strategy.wire.name, 1.0)
-    factor *= interpolate(PERIOD_FACTORS[strategy.sync_mode], strategy.sync_period)
     if strategy.gossip_topology is not None:
         factor *= interpolate(GOSSIP_FACTORS, ranks)
     return factor

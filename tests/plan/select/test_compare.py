@@ -237,6 +237,8 @@ def test_limits_in_words():
     assert "error feedback" in find_limits(parse_strategy("CPOAdam-GQ"), 4, 0)[0]
     assert "never sent" in find_limits(parse_strategy("sync+qsgd"), 4, 0)[0]
     assert "what the topk wire costs in quality was not measured" in find_limits(parse_strategy("sync+topk"), 4, 0)
+    assert "plain gradient steps" in find_limits(parse_strategy("DPOSG"), 2, 0)[0]
+    assert "periods above 2" in find_limits(parse_strategy("sync+sync_period=4+sync_mode=accumulate"), 1, 0)[0]
     assert find_limits(parse_strategy("sync+int2"), 4, 0) == ()
     assert "3 rounds old" in find_limits(parse_strategy("async+split=2:2+max_lead_rounds=4"), 4, 3.0)[0]
     assert find_limits(parse_strategy("sync+sync_period=64"), 1, 0) == ()

@@ -36,3 +36,18 @@ def test_what_is_exact_costs_nothing_and_properties_are_multiplied(monkeypatch):
     assert needed("sync+sign+sync_period=2") == 3
     assert needed("gossip+sync_period=2") == 4.5
     assert needed("gossip+sync_period=2", ranks=1) == 1
+
+
+def test_only_accumulation_costs_images_where_gradients_are_not_exchanged():
+    """On one rank, and on two of which one trains G and one D."""
+
+    def needed(name, ranks):
+        return images_needed(parse_strategy(name), ranks, 0.0)
+
+    accumulated = "sync+sync_period=2+sync_mode=accumulate"
+    assert needed(accumulated, 1) == needed(accumulated, 4) > 1
+    teams = needed("async+split=1:1", 2)
+    assert needed("async+split=1:1+sync_period=2", 2) == teams
+    assert needed("async+split=1:1+sign", 2) == teams
+    assert needed("async+split=1:1+sync_period=2+sync_mode=accumulate", 2) > teams
+    assert needed("async+split=2:2+sync_period=2", 4) > teams
