@@ -84,6 +84,11 @@ def test_every_result_has_its_command_and_machine_in_the_table():
     assert "\n".join(table) + "\n" == page[page.index(table[0]) :], "python -m benchmarks.results_table prints it"
 
 
+def test_results_hold_no_path_of_a_machine():
+    results = (ROOT / "benchmarks/results").glob("*.json")
+    assert not [path.name for path in results if re.search(r"=/\w|\"/\w", path.read_text("utf-8"))]
+
+
 def test_every_command_exists():
     for command in results_table.COMMANDS.values():
         module = command.split()[0].replace(".", "/") + ".py"

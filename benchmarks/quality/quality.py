@@ -287,7 +287,8 @@ def main() -> None:
     if unknown := [case for case in chosen if case not in cases]:
         parser.error(f"--cases: suite {options.suite} has no {unknown[0]}. It has {'; '.join(cases)}")
     results: dict[str, Any] = {"recipe": options.recipe, "suite": options.suite, "ranks": options.ranks}
-    results |= {"settings": fixed, "machine": machine}
+    named_data = (f"--data={Path(options.data).name}",) if options.data else ()  # without a path of this machine
+    results |= {"settings": (*RECIPES[options.recipe], *named_data), "machine": machine}
     rows: list[dict[str, Any]] = []
     for seed in options.seeds.split(","):
         for case in chosen:
