@@ -16,6 +16,7 @@ NOT_RECORDED = "not recorded"
 
 COMMANDS = {  # of every result: a module of benchmarks/ and its arguments
     "acceptance": "quality.digits_acceptance RUN_DIR  # of paragan train digits",
+    "acceptance_paper": "quality.digits_acceptance RUN_DIR ...  # of the runs of quality_digits_paper",
     "acceptance_per_label": "quality.digits_acceptance RUN_DIR  # of --strategy per-label --ranks 2",
     "async_lab": "comm.slow_links async",
     "auto": "plan.auto",

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.futures import Future
 
 from paragan.comm.bucket import Bucket
-from paragan.comm.compressed_allreduce import GradientShards
+from paragan.comm.compressed_allreduce import GradientShards, is_finite
 from paragan.comm.compression.compressors import Compressor, Wire
 from paragan.comm.process_group import Group, TorchGroup, c10d
 from paragan.comm.traffic import Meter
@@ -205,7 +205,7 @@ def exchange_bucket(state: DDPHookState, bucket: Any) -> Future[Tensor]:
             encoded_means, answers = state.answers.all_gather(shards.encode_mean(rank, seed + 1), shards.received)
             answers.wait()
             shards.decode_mean(encoded_means)
-            if vector.sum().isfinite():  # else a GradScaler skips the step, and the residual stays what it was
+            if is_finite(vector):  # else a GradScaler skips the step, and the residual stays what it was
                 shards.commit_residual()
 
     def complete() -> None:

@@ -11,13 +11,14 @@ shutting them down is how a failing rank makes the others notice at once.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import socket
 import time
 from collections.abc import Collection, Mapping, Sequence
 from datetime import timedelta
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
@@ -50,6 +51,7 @@ from paragan.core.devices import backend_of
 from paragan.core.errors import Interrupted, RunError, UsageError
 
 FAULT_WINDOW_S = 4.0  # how long ranks wait for the report of the rank that failed first
+_adopted = itertools.count()  # worlds among the ranks of a group that existed
 LOST = "lost "  # prefix of the report of a rank whose exchange failed because of another rank
 
 
@@ -65,6 +67,7 @@ class World:
     """
 
     is_elastic: ClassVar[bool] = False
+    _default_group_is_ours: ClassVar[bool] = False  # whether a world formed the default process group
 
     def __init__(self, launch_info: LaunchInfo, device: torch.device, store: Store, all_ranks: Group, timeout_s: float):
         self.launch_info, self.device, self.store, self.all_ranks = launch_info, device, store, all_ranks
@@ -72,6 +75,7 @@ class World:
         self.initial_size = launch_info.size
         self._gather_count = 0
         self._pair_group_count: dict[int, int] = {}  # how many groups this rank has formed with each other rank
+        self._adopted_group: Any = None  # the group of this world, where the default one is not ours
         self._silent_ranks = list[int]()  # ranks that reported no reason for their failure
         self._store_sockets = set[SocketId]()  # connections to the store
         self._other_sockets = set[SocketId]()  # all that were open before there was a group
@@ -103,10 +107,14 @@ class World:
             CommunicationError: a rank is missing; it is named.
             UsageError: this process has not left its last world, or the store does not outlive a world.
         """
+        if c10d.is_initialized():
+            if World._default_group_is_ours:
+                raise UsageError(
+                    "world: its ranks are in a group already. Call close of the ScalingManager that formed it"
+                )
+            return World.adopt(launch_info, device, timeout_s)
         if launch_info.size == 1:
             return World(launch_info, device, c10d.HashStore(), SingleRankGroup(), timeout_s)
-        if c10d.is_initialized():
-            raise UsageError("world: its ranks are in a group already. Call close of the ScalingManager that formed it")
         if number and not has_agent_store(env):
             raise UsageError(
                 "world: a script can form one group of ranks without torchrun, whose store lasts. Use torchrun, or a "
@@ -138,7 +146,35 @@ class World:
             "GLOO_SOCKET_IFNAME to the network interface that the hosts share",
             check,
         )
+        World._default_group_is_ours = True
         world.all_ranks = TorchGroup(c10d.group.WORLD)
+        world._peer_sockets = set(filter(is_connected, open_sockets() - world._other_sockets))
+        return world
+
+    @staticmethod
+    def adopt(launch_info: LaunchInfo, device: torch.device, timeout_s: float) -> World:
+        """Return a world of the ranks of a process group that exists (of Ray Train, Lightning, accelerate, a script).
+
+        The world forms a group of its own among them, so that its messages and timeouts are apart from theirs. The
+        group that exists stays as it is, also when the world is closed. All its ranks call this.
+
+        Args:
+            launch_info: this process; used if it has the rank and the number of ranks of the group.
+            device: decides the backend.
+            timeout_s: of every collective.
+        """
+        rank, size = c10d.get_rank(), c10d.get_world_size()
+        if (launch_info.rank, launch_info.size) != (rank, size):
+            launch_info = LaunchInfo(rank, size, rank, size)
+        if size == 1:
+            return World(launch_info, device, c10d.HashStore(), SingleRankGroup(), timeout_s)
+        store = c10d.PrefixStore(f"paragan/adopted/{next(_adopted)}", c10d.distributed_c10d._get_default_store())
+        world = World(launch_info, device, store, SingleRankGroup(), timeout_s)
+        world.all_gather_str("")  # names a missing rank, which torch would not
+        world._other_sockets = open_sockets()
+        own_group = c10d.new_group(backend=backend_of(device).dist_backend, timeout=timedelta(seconds=timeout_s))
+        world._adopted_group = own_group
+        world.all_ranks = TorchGroup(own_group)
         world._peer_sockets = set(filter(is_connected, open_sockets() - world._other_sockets))
         return world
 
@@ -321,7 +357,9 @@ class World:
             as_comm_error(lambda: self._gather_strings("bye", "", self.timeout_s))
         else:
             as_comm_error(lambda: self.store.set(f"bye/{self.rank}", ""))
-        c10d.destroy_process_group()
+        c10d.destroy_process_group(self._adopted_group)  # None: the default one
+        if self._adopted_group is None:
+            World._default_group_is_ours = False
 
     def abandon(self) -> None:
         """Leave after a failure: close the connections, so that the others notice.

@@ -188,8 +188,8 @@ def dposg(nets: str) -> PaperSettings:
 
 
 def dqgan(nets: str) -> PaperSettings:
-    """Plain gradient steps on WGAN-GP, for DQGAN's own update (`--strategy quantized --strategy.paper_update=true`)."""
-    return _gradient_descent("--strategy.paper_update=true", "Chen et al. 2020, whose rates are not known to us")
+    """Plain gradient steps on WGAN-GP, for DQGAN's own update (`--strategy DQGAN`)."""
+    return _gradient_descent("--strategy DQGAN", "Chen et al. 2020, whose rates are not known to us")
 
 
 def _gradient_descent(option: str, source: str) -> PaperSettings:

@@ -1,0 +1,76 @@
+"""Worlds among the ranks of a process group that somebody else has formed."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from unittest import mock
+
+import pytest
+import torch
+
+from paragan.comm.launch_info import LaunchInfo
+from paragan.comm.process_group import CommunicationError, c10d
+from paragan.comm.world import World
+from processes import free_port
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def in_foreign_group(pool):
+    """Return a function that runs job() on so many ranks, in a group that a script has formed."""
+
+    def run(size, job):
+        port = free_port()
+
+        def form_and_run(world):
+            c10d.destroy_process_group()
+            with mock.patch.object(World, "_default_group_is_ours", False):
+                address = f"tcp://127.0.0.1:{port}"
+                c10d.init_process_group(
+                    "gloo", init_method=address, rank=world.rank, world_size=size, timeout=timedelta(seconds=20)
+                )
+                return job()
+
+        return pool(size, form_and_run)
+
+    return run
+
+
+def sum_over(group):
+    x = torch.tensor([1.0 + c10d.get_rank()])
+    group(x)
+    return x.item()
+
+
+def test_a_group_that_exists_is_used_and_left_as_it_is(in_foreign_group):
+    def job():
+        with World.join(LaunchInfo(), CPU, 20.0) as world:  # no launcher's variables: a notebook, Ray
+            sums = sum_over(lambda x: world.all_ranks.all_reduce_sum(x).wait()), sum_over(c10d.all_reduce)
+            texts = world.all_gather_str(f"rank {world.rank} of {world.size}")
+        return sums, texts, sum_over(c10d.all_reduce), c10d.is_initialized()
+
+    texts = [f"rank {rank} of 3" for rank in range(3)]
+    assert in_foreign_group(3, job) == [((6.0, 6.0), texts, 6.0, True)] * 3
+
+
+def test_it_is_adopted_again_after_it_was_left(in_foreign_group):
+    def job():
+        texts = []
+        for i in range(2):
+            with World.join(LaunchInfo(), CPU, 20.0) as world:
+                texts.append(world.all_gather_str(str(i)))
+        return texts
+
+    assert in_foreign_group(2, job) == [[["0", "0"], ["1", "1"]]] * 2
+
+
+def test_a_rank_that_does_not_join_is_named_within_the_timeout(in_foreign_group):
+    def job():
+        if c10d.get_rank():
+            return ""
+        with pytest.raises(CommunicationError) as error:
+            World.join(LaunchInfo(), CPU, 1.0)
+        return str(error.value)
+
+    assert in_foreign_group(2, job)[0].startswith("rank 1 did not arrive within 1 s")
