@@ -11,7 +11,7 @@ import pytest
 from benchmarks import results_table
 from benchmarks.figures import registry
 from benchmarks.figures.registry import MEASUREMENTS, OTHER_DOCUMENTS, Page, Source, fill_in, load_pages
-from benchmarks.lib.document import BY_HAND, ROOT, Document
+from benchmarks.lib.document import ROOT, Document
 
 PAGES = load_pages()
 SOURCES = [(page, source) for page in PAGES.values() for source in page.sources]
@@ -36,7 +36,6 @@ def test_every_number_is_a_result_or_has_a_reason(page: Page):
 @by_other_page
 def test_measurements_in_other_pages_are_results(page: Page):
     document = page.read()
-    assert BY_HAND not in document.text
     found = document.find_measurements(page.sentences())
     assert not found, f"{page.path}: state {found} in benchmarks/figures/"
 
@@ -115,7 +114,7 @@ def test_a_changed_result_is_found(monkeypatch: pytest.MonkeyPatch):
 def test_numbers_that_nothing_covers():
     document = Document(
         "## Speed 1\n\n| what | 1 ms |\n|---|---|\n| it | 12.5 |\n\nA step takes 3 ms, `8` times, 7 % less.\n\n"
-        f"* 4 ms ({BY_HAND})\n* 5 ms\n\nAll {BY_HAND}:\n\n| what |\n|---|\n| 6 |\n\n| what |\n|---|\n| 9 |\n"
+        "* 5 ms\n\n| what |\n|---|\n| 9 |\n"
     )
     found = [re.search(r"\[(.*)\]", number) for number in document.find_uncovered(["takes 3 ms"])]
     assert [match[1] for match in found if match] == ["12.5", "7", "5", "9"]

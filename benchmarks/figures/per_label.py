@@ -13,6 +13,8 @@ PAGE = Page(
         "with labels of 1 s": "a thought",
         "(160 kimg, 16 per label)": "settings",
         "`label`: 500 images": "a setting",
+        "from 0 (an ordinary conditional GAN) to 300 (in effect the distance only)": "settings",
+        "The default, 3, was chosen so": "a setting",
     },
 )
 

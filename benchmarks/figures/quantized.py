@@ -15,6 +15,7 @@ PAGE = Page(
         "a share of 99.5 % is known to 0.2 %": "the standard deviation of a share",
         "blocks of 64 numbers and all 16 levels in use; with blocks of 256": "settings",
         "At 20 ms one way": "a setting",
+        "a sign keeps 2/pi of the information": "theory",
         "8 million numbers": "a setting",
         "1, 2, 4 and 8 workers": "settings of a test",
     },

@@ -13,8 +13,6 @@ CODE = r"```[^`]*```|`[^`]*`|^    .*$"
 LINKS = r"!?\[[^]\n]*\]\([^)]*\)"
 HEADS = r"^#.*$|^\|.*(?=\n\|[-|: ]+\|$)"  # of sections, and of tables
 NOT_PROSE = re.compile(f"{CODE}|{LINKS}|{HEADS}", re.MULTILINE)
-BLOCKS = re.compile(r"(\n\s*\n|\n(?=\* ))")  # what separates paragraphs, tables and list items
-BY_HAND = "by hand, no json"  # what a paragraph or list item says whose figures have no result
 
 LOOKS_MEASURED = re.compile(
     r"[\d.]+ times (?:as (?:fast|slow|long)|faster|slower)|\bfd(?:_pixels)?(?: of)? \d[\d.]*|\btook [\d.]+"
@@ -41,8 +39,8 @@ class Document:
 
     @property
     def prose(self) -> str:
-        """The text, the digits of code, links and headings and of what was taken by hand replaced by as many x."""
-        return _join_lines(NOT_PROSE.sub(lambda match: _mask(match[0]), self._mask_taken_by_hand()))
+        """The text, the digits of code, links and headings replaced by as many x."""
+        return _join_lines(NOT_PROSE.sub(lambda match: _mask(match[0]), self.source))
 
     def find_missing(self, sentences: Iterable[str]) -> list[str]:
         """Return the sentences that the text does not hold, each with what it says instead where that is clear."""
@@ -74,17 +72,6 @@ class Document:
         matches += [match for pattern in patterns for match in re.finditer(pattern, prose)]
         covered = {position for match in matches for position in range(*match.span())}
         return [match for match in wanted.finditer(prose) if not covered.issuperset(range(*match.span()))]
-
-    def _mask_taken_by_hand(self) -> str:
-        """Mask the paragraphs and list items that say BY_HAND, and the table below one that ends so."""
-        masked: list[str] = []
-        table_below = False
-        for block in BLOCKS.split(self.source):
-            by_hand = BY_HAND in _join_lines(block)
-            masked.append(_mask(block) if by_hand or (table_below and block.startswith("|")) else block)
-            if block.strip():
-                table_below = by_hand and block.rstrip().endswith(":")
-        return "".join(masked)
 
 
 def _join_lines(text: str) -> str:
