@@ -107,14 +107,12 @@ class World:
             CommunicationError: a rank is missing; it is named.
             UsageError: this process has not left its last world, or the store does not outlive a world.
         """
-        if c10d.is_initialized():
-            if World._default_group_is_ours:
-                raise UsageError(
-                    "world: its ranks are in a group already. Call close of the ScalingManager that formed it"
-                )
+        if c10d.is_initialized() and not World._default_group_is_ours:
             return World.adopt(launch_info, device, timeout_s)
         if launch_info.size == 1:
             return World(launch_info, device, c10d.HashStore(), SingleRankGroup(), timeout_s)
+        if c10d.is_initialized():
+            raise UsageError("world: its ranks are in a group already. Call close of the ScalingManager that formed it")
         if number and not has_agent_store(env):
             raise UsageError(
                 "world: a script can form one group of ranks without torchrun, whose store lasts. Use torchrun, or a "
