@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,6 +15,7 @@ PAGE = Page(
         "(160 kimg, 16 per label)": "settings",
         "`label`: 500 images": "a setting",
         "from 0 (an ordinary conditional GAN) to 300 (in effect the distance only)": "settings",
+        "features of a ResNet-20": "a name",
         "The default, 3, was chosen so": "a setting",
     },
 )
@@ -41,6 +43,31 @@ def quality(digits: Any, fashion: Any) -> Iterator[Statement]:
     yield "it saw {:.0f} to {:.0f} % fewer images", *(100 - 100 / ratio for ratio in ratios)
     steps = [row["steps"] for row in digits["rows"] if "per label, W-CGAN" in row["case"]]
     yield "{:,.0f} to {:,.0f} steps of G are few", *(significant(count, 2) for count in steps)
+
+
+WCGAN_COLUMNS = (
+    ("fd", 1, ".2f"),
+    ("is", 1, ".2f"),
+    ("accuracy", 100, ".1f"),
+    ("recall", 1, ".3f"),
+    ("intra_fd", 1, ".2f"),
+)
+
+
+@PAGE.states("wcgan_fashion", "wcgan_cifar")
+def wcgan(fashion: Any, cifar: Any) -> Iterator[Statement]:
+    for result in (fashion, cifar):
+        for case in dict.fromkeys(row["case"] for row in result["rows"]):
+            rows = [row for row in result["rows"] if row["case"] == case]
+            text, figures = f"| {case} | {{:,.0f}} |", [rows[0]["kimg"]]
+            for metric, scale, spec in WCGAN_COLUMNS:
+                percent = " %" if scale == 100 else ""
+                values = [scale * row[f"{metric}_resnet20"] for row in rows]
+                text += f" {{:{spec}}}{percent} [{{:{spec}}}, {{:{spec}}}] |"
+                figures += [statistics.median(values), min(values), max(values)]
+            yield text, *figures
+        paces = result["pace"]["kimg a minute"].values()
+        yield "from {:.0f} to {:.0f} thousand images a minute", min(paces), max(paces)
 
 
 @PAGE.states("acceptance_per_label")

@@ -25,7 +25,7 @@ from paragan.optim.policies import POLICIES
 
 WORKERS = (1, 2, 4, 8)
 WORKER_IMAGES = 16  # of a worker, in a step
-RATE_FACTORS = (2.0, 4.0)
+RATE_FACTORS = (1.0, 2.0, 4.0)
 SCORED_STEPS = 100
 MAX_STEPS = 1500
 EMA_HALF_LIFE_STEPS = 40
