@@ -5,9 +5,10 @@ Run it on an idle machine:
     sudo python -m benchmarks.comm.slow_links wires [--only NAME] [--json F]      about ten minutes
     sudo python -m benchmarks.comm.slow_links gossip [--only NAME] [--json F]
     sudo python -m benchmarks.comm.slow_links async [--json F]
+    sudo python -m benchmarks.comm.slow_links ddp [--json F]
 
-Each network lab is one call of benchmarks/lib/netns_lab.py, which runs `paragan bench strategies` or torch's own
-compression hooks (ddp_hooks.py).
+Each network lab is one call of benchmarks/lib/netns_lab.py, which runs `paragan bench strategies` or the compression
+hooks of DistributedDataParallel (ddp_hooks.py).
 """
 
 from __future__ import annotations
@@ -73,7 +74,8 @@ TEAM_LABS: Labs = {
         ("strategies", "--strategies=sync,sync+sync_period=2", *TEAM_ARGS),
     ),
 }
-LABS = {"wires": WIRE_LABS, "gossip": GOSSIP_LABS, "async": TEAM_LABS}
+HOOK_LABS: Labs = {"200 Mbit/s, DDP": ((FOUR_HOSTS, "--rate=200mbit"), ("hooks", "--rounds=8"))}
+LABS = {"wires": WIRE_LABS, "gossip": GOSSIP_LABS, "async": TEAM_LABS, "ddp": HOOK_LABS}
 
 
 def measure(links: tuple[str, ...], command: tuple[str, ...]) -> dict[str, Any]:
@@ -95,7 +97,7 @@ def measure(links: tuple[str, ...], command: tuple[str, ...]) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("labs", choices=LABS)
-    parser.add_argument("--only", choices=[*WIRE_LABS, *GOSSIP_LABS, *TEAM_LABS], metavar="NAME")
+    parser.add_argument("--only", choices=[name for labs in LABS.values() for name in labs], metavar="NAME")
     parser.add_argument("--json", metavar="F")
     options = parser.parse_args()
     machine = describe_machine()

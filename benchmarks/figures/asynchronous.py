@@ -19,6 +19,7 @@ PAGE = Page(
         "the first row was 1.23 on 2026-11-22": "the former claim",
         "optimizers (an extrapolation of 2)": "a setting",
         "(until 2026-11-24 this page said beside 0.100, of plain Adam)": "the former claim",
+        "With a period of 2 for both": "a setting",
         "1 s of emulated computing": "a setting",
         "DCGANs at 64 px in colour": "a setting",
         "`sync` with a period of 2 sends as much as the teams": "a setting",
@@ -32,6 +33,10 @@ PAGE = Page(
 BASELINE = "sync, optimistic"
 SYNC_CASES = {BASELINE: "sync, optimistic", "sync": "sync, the recipe's Adam"}
 TEAM_CASES = {"batches 1:1": "async, batches 1:1", "batches 2:1": "async, batches 2:1 (`--g_batch=256`)"}
+PERIOD_CASES = {
+    "sync, optimistic, period 2": "sync, optimistic, `sync_period=2`",
+    "batches 1:1, period 2": "async, batches 1:1, `sync_period=2`",
+}
 LAG_CASES = {
     "lead 2": "async, `max_lead_rounds=2`",
     "lead 4": "async, `max_lead_rounds=4`",
@@ -42,8 +47,8 @@ LAG_CASES = {
 @PAGE.states("quality_digits_async", "quality_fashion_async")
 def quality(digits: Any, fashion: Any) -> Iterator[Statement]:
     for result, labels, fd in (
-        (digits, SYNC_CASES | TEAM_CASES | LAG_CASES, ".3f"),
-        (fashion, SYNC_CASES | TEAM_CASES, ".2f"),
+        (digits, SYNC_CASES | TEAM_CASES | PERIOD_CASES | LAG_CASES, ".3f"),
+        (fashion, SYNC_CASES | TEAM_CASES | PERIOD_CASES, ".2f"),
     ):
         for case, label in labels.items():
             count = sum(row["case"] == case for row in result["rows"])

@@ -17,6 +17,11 @@ PAGE = Page(
         "at equal images 2:1 has": "settings",
         "A round then costs 8.5 instead of 12 operations": "counted",
         "AdaBelief with an eps of 1e-12": "a setting",
+        "so n workers take 16 n": "a setting",
+        "a factor: 0.5 (up to 4 workers), 1, 2 and 4 were tried": "settings",
+        "it is 2 for any number of workers; with 4 training diverges": "counted",
+        "until fd is at most 1, 0.7 and 0.5 (scored every 100)": "settings",
+        "no rate above 2 can be used": "counted",
     },
 )
 
@@ -40,6 +45,16 @@ def optimizers(fashion: Any) -> Iterator[Statement]:
         text, *figures = quality_row(case, scores, fashion["cases"]["Adam, Adam"], ".2f")
         half = fd_at(fashion, case, 0.5)
         yield f"{text} {{:.2f}} |", *figures, half
+
+
+@PAGE.states("dqgan_workers")
+def workers(result: Any) -> Iterator[Statement]:
+    for row in result["best"]:
+        text, figures = "| {} | {:g} |", [row["workers"], row["factor"]]
+        for low, median, high in row["steps"].values():
+            text += " {:,.0f} [{:,.0f}, {:,.0f}] |"
+            figures += [median, low, high]
+        yield text, *figures
 
 
 def fd_at(result: Any, case: str, share: float) -> float:
