@@ -55,6 +55,15 @@ _adopted = itertools.count()  # worlds among the ranks of a group that existed
 LOST = "lost "  # prefix of the report of a rank whose exchange failed because of another rank
 
 
+def _check_store_lasts(env: Mapping[str, str]) -> None:
+    """Raise UsageError if the store of a former world of these processes is gone."""
+    if not has_agent_store(env):
+        raise UsageError(
+            "world: a script can form one group of ranks without torchrun, whose store lasts. Use torchrun, or a "
+            "script for each ScalingManager"
+        )
+
+
 class World:
     """All ranks of a run, as one of them sees it: its rank, its device, the store and the groups.
 
@@ -67,7 +76,7 @@ class World:
     """
 
     is_elastic: ClassVar[bool] = False
-    _default_group_is_ours: ClassVar[bool] = False  # whether a world formed the default process group
+    _formed_default_group: ClassVar[bool] = False  # whether a world did
 
     def __init__(self, launch_info: LaunchInfo, device: torch.device, store: Store, all_ranks: Group, timeout_s: float):
         self.launch_info, self.device, self.store, self.all_ranks = launch_info, device, store, all_ranks
@@ -107,17 +116,14 @@ class World:
             CommunicationError: a rank is missing; it is named.
             UsageError: this process has not left its last world, or the store does not outlive a world.
         """
-        if c10d.is_initialized() and not World._default_group_is_ours:
+        if c10d.is_initialized() and not World._formed_default_group:
             return World.adopt(launch_info, device, timeout_s)
         if launch_info.size == 1:
             return World(launch_info, device, c10d.HashStore(), SingleRankGroup(), timeout_s)
         if c10d.is_initialized():
             raise UsageError("world: its ranks are in a group already. Call close of the ScalingManager that formed it")
-        if number and not has_agent_store(env):
-            raise UsageError(
-                "world: a script can form one group of ranks without torchrun, whose store lasts. Use torchrun, or a "
-                "script for each ScalingManager"
-            )
+        if number:
+            _check_store_lasts(env)
         store, connections = rendezvous(launch_info, env, timeout_s)
         attempt = env.get("TORCHELASTIC_RESTART_COUNT", "0")  # torchrun's store outlives its restarts
         attempt = f"{attempt}/{number}" if number else attempt
@@ -144,7 +150,7 @@ class World:
             "GLOO_SOCKET_IFNAME to the network interface that the hosts share",
             check,
         )
-        World._default_group_is_ours = True
+        World._formed_default_group = True
         world.all_ranks = TorchGroup(c10d.group.WORLD)
         world._peer_sockets = set(filter(is_connected, open_sockets() - world._other_sockets))
         return world
@@ -357,7 +363,7 @@ class World:
             as_comm_error(lambda: self.store.set(f"bye/{self.rank}", ""))
         c10d.destroy_process_group(self._adopted_group)  # None: the default one
         if self._adopted_group is None:
-            World._default_group_is_ours = False
+            World._formed_default_group = False
 
     def abandon(self) -> None:
         """Leave after a failure: close the connections, so that the others notice.

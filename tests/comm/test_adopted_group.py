@@ -25,7 +25,7 @@ def in_foreign_group(pool):
 
         def form_and_run(world):
             c10d.destroy_process_group()
-            with mock.patch.object(World, "_default_group_is_ours", False):
+            with mock.patch.object(World, "_formed_default_group", False):
                 address = f"tcp://127.0.0.1:{port}"
                 c10d.init_process_group(
                     "gloo", init_method=address, rank=world.rank, world_size=size, timeout=timedelta(seconds=20)
