@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -160,7 +161,7 @@ def test_a_rank_killed_while_ranks_start_does_not_hang_the_others(strategy, mome
     status = launcher.wait(ENDS_WITHIN_S)
     if status != 0:  # a strategy that goes on without a lost rank may do so once all have met
         assert status == 1
-        assert "rank 1 " in launcher.err
+        assert re.search(r"\brank 1\b", launcher.err)  # alone, or with a rank that could not connect to it
 
 
 def rank_pid(launcher: CliProcess, rank: int) -> Any:
