@@ -26,7 +26,16 @@ if TYPE_CHECKING:
     from paragan.plan.select.compare import Plan
 
 TABLE_HEAD = (
-    *("strategy", "batch", "semantics", "images/s", "images needed", "time", "efficiency", "sent", "memory", "cost"),
+    "strategy",
+    "batch",
+    "semantics",
+    "images/s",
+    "images needed",
+    "time",
+    "efficiency",
+    "sent",
+    "memory",
+    "cost",
 )
 HELP = f"""Every strategy is predicted for the ranks and links that you name, from the profile of one worker (--profile,
 or measured now), and ranked by the time to the score that an exact strategy has after K thousand images. Nothing is

@@ -142,12 +142,15 @@ class CompressedAllReduce:
     the mean of the residuals over ranks, and the rule for a changed number of ranks (checkpoints) conserves it. A
     gradient that is not finite reaches every rank as NaN: all refuse the step, and the residuals keep their values.
 
-    feedback : the share of e that is kept. Below 1, old residuals fade: they concern an opponent that has moved on.
+    feedback     : the share of e that is kept. Below 1, old residuals fade: they concern an opponent that has moved on.
+    answer_group : carries Q(m); None: `group`. Another one where several threads continue exchanges, so that each group
+                   gets its messages in the same order on all ranks
     """
 
     wire: Compressor
     group: Group
     feedback: float = 1.0
+    answer_group: Group | None = None
 
     def __call__(self, bucket: Bucket, step: int) -> Generator[Work | ExchangeEvent]:
         size, rank = self.group.size, self.group.rank
@@ -155,7 +158,8 @@ class CompressedAllReduce:
         seed = zlib.crc32(f"{step} {rank} {bucket.index}".encode()) >> 1 & ~1  # seed + 1 is that of the mean
         yield GRAD_READY
         yield self.group.all_to_all(shards.encode_gradient(seed), shards.received)
-        encoded_means, work = self.group.all_gather(shards.encode_mean(rank, seed + 1), shards.received)
+        answer_group = self.answer_group or self.group
+        encoded_means, work = answer_group.all_gather(shards.encode_mean(rank, seed + 1), shards.received)
         yield work
         shards.decode_mean(encoded_means)
         if not is_finite(bucket.grads):

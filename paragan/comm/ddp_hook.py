@@ -3,17 +3,18 @@
     model = DistributedDataParallel(net)
     model.register_comm_hook(*paragan.ddp_hook("int4"))
 
-The exchange is that of comm/compressed_allreduce.py, bucket by bucket of DDP. Its first message leaves from backward.
-The rest, which has to wait for the other ranks, runs in a thread of its own: waiting in a callback would block gloo's
-threads, and so the messages that are waited for. The answers travel in a second process group, so that every group gets
-its messages in the same order on all ranks.
+Each bucket of DDP runs the exchange of comm/compressed_allreduce.py. Its first message leaves from backward. The rest,
+which has to wait for the other ranks, runs in a thread of its own: waiting in a callback would block gloo's threads,
+and so the messages that are waited for. The answers travel in a second process group, so that each group gets its
+messages in the same order on all ranks.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-import zlib
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -21,13 +22,13 @@ import torch
 from torch import Tensor
 from torch.futures import Future
 
-from paragan.comm.bucket import Bucket
-from paragan.comm.compressed_allreduce import GradientShards, is_finite
-from paragan.comm.compression.compressors import Compressor, Wire
-from paragan.comm.process_group import Group, TorchGroup, c10d
+from paragan.comm.bucket import Bucket, Exchange, ExchangeEvent
+from paragan.comm.compressed_allreduce import CompressedAllReduce, NonFiniteMessage
+from paragan.comm.compression.compressors import Compressor, parse_wire
+from paragan.comm.exchange import AllReduce
+from paragan.comm.process_group import Group, TorchGroup, Work, c10d
 from paragan.comm.traffic import Meter
-from paragan.core.errors import UsageError
-from paragan.core.schema import config_class, from_dict
+from paragan.core.errors import Diverged, UsageError
 
 STEP = "step"
 RESIDUAL = "residual/"
@@ -55,35 +56,21 @@ def ddp_hook(
     return DDPHookState(parse_wire(wire), feedback, process_group), exchange_bucket
 
 
-def parse_wire(wire: str | Compressor) -> Compressor:
-    """Return the wire of a name. A compressor is returned as it is.
-
-    Raises:
-        UsageError: there is no such wire; names the nearest.
-    """
-    return from_dict(_WireField, {"wire": wire}).wire
-
-
-@config_class
-class _WireField:
-    wire: Wire
-
-
 class _DDPBucket:
     """A bucket of DDP: the parameters in it, and what an exchange needs of it.
 
     parameters : in the order of their gradients in the bucket's vector
     """
 
-    def __init__(self, parameters: Sequence[Tensor], vector: Tensor, index: int, offset: int):
+    def __init__(self, parameters: Sequence[Tensor], vector: Tensor, index: int):
         starts = list(itertools.accumulate((p.numel() for p in parameters), initial=0))
-        names = [(start, f"parameter {offset + i}") for i, start in enumerate(starts[:-1])]
+        names = [(start, f"parameter {i} of bucket {index}") for i, start in enumerate(starts[:-1])]
         self.parameters = list(parameters)
         self.slices = [slice(start, end) for start, end in itertools.pairwise(starts)]
         self.bucket = Bucket(vector, vector, index, names)
 
     def holds(self, parameters: Sequence[Tensor]) -> bool:
-        """Whether these are its parameters."""
+        """Return whether it has these parameters, in this order."""
         return len(parameters) == len(self.parameters) and all(a is b for a, b in zip(parameters, self.parameters))
 
     def residuals(self) -> dict[Tensor, Tensor]:
@@ -93,29 +80,31 @@ class _DDPBucket:
 
 
 class DDPHookState:
-    """What the hook keeps between the steps of one network.
+    """The state of the hook of one network: its exchange, residuals and counts.
 
-    wire     : how gradients are encoded
-    feedback : the share of what the wire loses that is sent with the next step
+    group    : the ranks of DDP
+    exchange : of each bucket
     meter    : counts what this rank sends
     step     : how many steps were taken
+    thread   : completes exchanges
     """
 
     def __init__(self, wire: Compressor, feedback: float | None, process_group: Any):
-        self.wire = wire
-        self.feedback = wire.feedback if feedback is None else feedback
         self.meter = Meter()
         self.step = 0
-        first = process_group or c10d.group.WORLD
-        second = c10d.new_group(c10d.get_process_group_ranks(first), use_local_synchronization=True)
-        self.requests: Group = TorchGroup(first, self.meter)
-        self.answers: Group = TorchGroup(second, self.meter)
+        ddp_group = process_group or c10d.group.WORLD
+        self.group: Group = TorchGroup(ddp_group, self.meter)
+        self.exchange: Exchange = AllReduce(self.group)
+        if wire.lossy:
+            second = c10d.new_group(c10d.get_process_group_ranks(ddp_group), use_local_synchronization=True)
+            feedback = wire.feedback if feedback is None else feedback
+            self.exchange = CompressedAllReduce(wire, self.group, feedback, TorchGroup(second, self.meter))
         self.thread = ThreadPoolExecutor(1, "ddp-hook")
         self._buckets: dict[int, _DDPBucket] = {}
         self._positions: dict[Tensor, int] = {}  # of the parameters, in the order in which DDP first showed them
-        self._waiting: dict[int, Tensor] = {}  # residuals by position, of parameters that are in no bucket at present
+        self._unplaced: dict[int, Tensor] = {}  # residuals by position, of parameters that are in no bucket
 
-    def bucket(self, grad_bucket: Any, vector: Tensor) -> Bucket:
+    def find_bucket(self, grad_bucket: Any, vector: Tensor) -> Bucket:
         """Return the bucket of a GradBucket; `vector` [n] holds its gradients. DDP may regroup parameters."""
         parameters, index = grad_bucket.parameters(), grad_bucket.index()
         for p in parameters:
@@ -123,18 +112,19 @@ class DDPHookState:
         known = self._buckets.get(index)
         if known is None or not known.holds(parameters):
             if known:
-                self._waiting = self._residuals()
+                self._unplaced = self._residuals()
                 self._buckets.clear()
-            known = _DDPBucket(parameters, vector, index, self._positions[parameters[0]])
+            known = _DDPBucket(parameters, vector, index)
             self._buckets[index] = known
             self._place_residuals(known)
         known.bucket.grads = vector
         return known.bucket
 
     def _place_residuals(self, known: _DDPBucket) -> None:
-        waiting = [(p, part) for p, part in zip(known.parameters, known.slices) if self._positions[p] in self._waiting]
-        for p, part in waiting:
-            residual = self._waiting.pop(self._positions[p])
+        for p, part in zip(known.parameters, known.slices):
+            residual = self._unplaced.pop(self._positions[p], None)
+            if residual is None:
+                continue
             if residual.numel() != p.numel():
                 raise UsageError(
                     f"{RESIDUAL}{self._positions[p]}: has {residual.numel()} numbers, and the parameter {p.numel()}. "
@@ -143,7 +133,7 @@ class DDPHookState:
             known.bucket.state("residual")[part].copy_(residual)
 
     def _residuals(self) -> dict[int, Tensor]:
-        residuals = dict(self._waiting)
+        residuals = dict(self._unplaced)
         for known in self._buckets.values():
             residuals |= {self._positions[p]: residual for p, residual in known.residuals().items()}
         return residuals
@@ -166,51 +156,33 @@ class DDPHookState:
         Raises:
             UsageError: it is no such state.
         """
-        unknown = [name for name in state if name != STEP and not name.removeprefix(RESIDUAL).isdecimal()]
+        unknown = [name for name in state if name != STEP and not re.fullmatch(rf"{RESIDUAL}\d+", name)]
         if unknown or STEP not in state:
             problem = f"holds {unknown[0]}" if unknown else f"lacks {STEP}"
             raise UsageError(f"state: {problem}. Use what state_dict of a ddp_hook returned")
         self.step = int(state[STEP])
         self._buckets.clear()
-        self._waiting = {int(name.removeprefix(RESIDUAL)): value for name, value in state.items() if name != STEP}
+        self._unplaced = {int(name.removeprefix(RESIDUAL)): value for name, value in state.items() if name != STEP}
 
 
 def exchange_bucket(state: DDPHookState, bucket: Any) -> Future[Tensor]:
     """Average the gradients of a bucket of DDP over its ranks (the hook)."""
     gradients: Tensor = bucket.buffer()
     vector = gradients if gradients.dtype == torch.float32 else gradients.float()
-    ours = state.bucket(bucket, vector)
-    step = state.step
-    if bucket.is_last():
-        state.step += 1
     future: Future[Tensor] = Future(devices=None if vector.device.type == "cpu" else [vector.device])
-    size, rank = state.requests.size, state.requests.rank
-    if size == 1:
+    if state.group.size == 1:
         future.set_result(gradients)
         return future
-    vector.div_(size)
-    if not state.wire.lossy:
-        work = state.requests.all_reduce_sum(vector)
-
-        def finish() -> None:
-            work.wait()
-
-    else:
-        shards = GradientShards(ours, state.wire, size, state.feedback)
-        seed = zlib.crc32(f"{step} {rank} {ours.index}".encode()) >> 1 & ~1  # seed + 1 is that of the mean
-        work = state.requests.all_to_all(shards.encode_gradient(seed), shards.received)
-
-        def finish() -> None:
-            work.wait()
-            encoded_means, answers = state.answers.all_gather(shards.encode_mean(rank, seed + 1), shards.received)
-            answers.wait()
-            shards.decode_mean(encoded_means)
-            if is_finite(vector):  # else a GradScaler skips the step, and the residual stays what it was
-                shards.commit_residual()
+    vector.div_(state.group.size)
+    messages = _messages(state.exchange(state.find_bucket(bucket, vector), state.step))
+    sent = next(messages)  # from backward, in the order of the buckets
+    if bucket.is_last():
+        state.step += 1
 
     def complete() -> None:
         try:
-            finish()
+            sent.wait()
+            _complete(messages)
             future.set_result(gradients if vector is gradients else gradients.copy_(vector))
         except Exception as error:
             future.set_exception(error)  # pyright: ignore[reportArgumentType] - torch declares it wrongly
@@ -223,3 +195,18 @@ def exchange_bucket(state: DDPHookState, bucket: Any) -> Future[Tensor]:
 
 
 exchange_bucket.__annotations__.clear()  # torch compares them with classes, and they are texts here
+
+
+def _messages(exchange: Iterable[Work | ExchangeEvent]) -> Iterator[Work]:
+    """Yield the messages of an exchange. The gradient is complete, and no other exchange is waited for."""
+    return (awaited for awaited in exchange if not isinstance(awaited, ExchangeEvent))
+
+
+def _complete(messages: Iterable[Work]) -> None:
+    """Wait for the messages of an exchange.
+
+    Gradients that are not finite arrive so on all ranks, and the residual stays what it was.
+    """
+    with contextlib.suppress(Diverged, NonFiniteMessage):  # a GradScaler skips the step
+        for message in messages:
+            message.wait()

@@ -88,7 +88,11 @@ def _check_arguments(parts: Sequence[object], every: int) -> None:
 
 @dataclass
 class History:
-    """What is remembered between the checks of the same parts."""
+    """The past checks of one loop, which is known by the first part that it checks.
+
+    calls      : of `check_replicas`
+    last_equal : the step of the last check at which all ranks agreed; None: there was none
+    """
 
     calls: int = 0
     last_equal: int | None = None
@@ -163,10 +167,14 @@ def _optimizer_tensors(
 
 def digest(tensor: Tensor) -> Tensor:
     """Return two sums of the bits of a tensor, [2] int64. If one element differs, so does a sum."""
-    dense = torch.view_as_real(tensor) if tensor.is_complex() else tensor
-    bits = dense.contiguous().flatten().view(BITS[dense.element_size()])
+    real = _as_real(tensor)
+    bits = real.contiguous().flatten().view(BITS[real.element_size()])
     half = len(bits) // 2
     return torch.stack([bits[:half].sum(dtype=torch.int64), bits[half:].sum(dtype=torch.int64)])
+
+
+def _as_real(tensor: Tensor) -> Tensor:
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
 @torch.no_grad()
@@ -186,12 +194,15 @@ def compare_tensors(group: Group, tensors: NamedTensors, step: int, history: His
         number, rank = other
         texts = [_describe(layouts[r][number]) if number < len(layouts[r]) else "nothing" for r in (0, rank)]
         raise ReplicasDiffer(
-            f"step {step}: ranks hold different networks: {texts[0]} on rank 0, {texts[1]} on rank {rank}"
+            f"step {step}: ranks hold different tensors: {texts[0]} on rank 0, {texts[1]} on rank {rank}"
         )
     number, rank = _first_difference(_gather_json(group, digests, device)) or (0, 0)
     name, tensor = tensors[number]
-    values = _gather(group, tensor.detach().contiguous().double().flatten())
-    raise ReplicasDiffer(f"step {step}: {name} {_difference(values, rank)}. {_since(step, history)}")
+    values = _gather(group, _as_real(tensor).double().flatten().to(device))
+    since = f"It was equal at step {history.last_equal}"
+    if history.last_equal is None:
+        since = "It was never equal at a check"
+    raise ReplicasDiffer(f"step {step}: {name} {_difference(values, rank)}. {since}")
 
 
 def _hash(value: object) -> int:
@@ -223,12 +234,6 @@ def _difference(values: Tensor, rank: int) -> str:
     return f"on rank {rank} differs from that of rank 0, by up to {largest:.2g}{relative}"
 
 
-def _since(step: int, history: History) -> str:
-    if history.last_equal is None:
-        return "It was never equal at a check"
-    return f"It was equal at step {history.last_equal}"
-
-
 def _gather(group: Group, x: Tensor) -> Tensor:
     rows, work = group.all_gather(x)
     as_comm_error(work.wait)
@@ -254,30 +259,38 @@ _watched: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
 
 def watch_wrapper(wrapper: DistributedDataParallel) -> None:
     """Warn once if the network of a DistributedDataParallel is called around it with gradients."""
-    if wrapper in _watched:
-        return
-    _watched.add(wrapper)
-    depth = [0]
-    has_warned = [False]
-    network = wrapped_network(wrapper)
-    name = type(network).__name__
+    if wrapper not in _watched:
+        _watched.add(wrapper)
+        network = wrapped_network(wrapper)
+        watch = _WrapperWatch()
+        wrapper.register_forward_pre_hook(watch.enter)
+        wrapper.register_forward_hook(watch.leave, always_call=True)
+        network.register_forward_pre_hook(watch.check)
 
-    def enter(*_: object) -> None:
-        depth[0] += 1
 
-    def leave(*_: object) -> None:
-        depth[0] -= 1
+class _WrapperWatch:
+    """Hooks of a wrapper and its network, which know whether the network is called from the wrapper."""
 
-    def check(network: nn.Module, _: object) -> None:
-        trains = network.training and torch.is_grad_enabled() and any(p.requires_grad for p in network.parameters())
-        if trains and not depth[0] and not has_warned[0]:
-            has_warned[0] = True
+    def __init__(self):
+        self.depth = 0
+        self.has_warned = False
+
+    def enter(self, *_: object) -> None:
+        """Note that the wrapper is called."""
+        self.depth += 1
+
+    def leave(self, *_: object) -> None:
+        """Note that the call has ended."""
+        self.depth -= 1
+
+    def check(self, network: nn.Module, _: object) -> None:
+        """Warn if the network is trained by a call that does not come from the wrapper."""
+        if self.depth or self.has_warned or not (network.training and torch.is_grad_enabled()):
+            return
+        if any(p.requires_grad for p in network.parameters()):
+            self.has_warned = True
             warnings.warn(
-                f"{name} is called around its DistributedDataParallel: gradients of this pass are not averaged over "
-                "ranks. Call the wrapper, or freeze the network where another one is trained",
+                f"{type(network).__name__} is called around its DistributedDataParallel: gradients of this pass are "
+                "not averaged over ranks. Call the wrapper, or freeze the network where another one is trained",
                 stacklevel=2,
             )
-
-    wrapper.register_forward_pre_hook(enter)
-    wrapper.register_forward_hook(leave, always_call=True)
-    network.register_forward_pre_hook(check)

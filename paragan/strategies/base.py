@@ -164,7 +164,7 @@ class StrategyDefaults:
 
     @property
     def sync_mode(self) -> str:
-        """How ranks agree at the end of a `sync_period`, where there is a choice (`Sync`)."""
+        """Return how ranks agree at the end of a `sync_period`: they average parameters, unless it can be chosen."""
         return "parameters"
 
     @property

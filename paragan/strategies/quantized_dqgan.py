@@ -3,8 +3,8 @@
 Chen, Yang, Shen and Pang, "A Distributed Training Algorithm of Generative Adversarial Networks with Quantized
 Gradients", arXiv 2010.13359. With `paper_update` this is the paper's algorithm (comm/quantized_descent.py). By default
 gradients are quantized in both directions (comm/compressed_allreduce.py), which sends less, and any optimizer takes an
-optimistic step with their mean. Residuals are part of the checkpoint. The algorithm as DQGAN, and
-its baselines CPOAdam and CPOAdam-GQ, are presets (presets.py).
+optimistic step with their mean. Residuals are part of the checkpoint. Presets (presets.py): DQGAN is the paper's
+algorithm, CPOAdam and CPOAdam-GQ are its baselines.
 """
 
 from __future__ import annotations

@@ -9,7 +9,8 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from paragan.comm.ddp_hook import ddp_hook, parse_wire
+from paragan.comm.compression.compressors import parse_wire
+from paragan.comm.ddp_hook import ddp_hook
 from paragan.comm.process_group import c10d
 from paragan.core.errors import UsageError
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from paragan.comm.compression import block_quantizer
 from paragan.comm.compression.elias_fano import decode_positions, encode_positions, position_bytes
 from paragan.core.errors import RunError, UsageError
-from paragan.core.schema import config_class, name_shorthand, or_user_class
+from paragan.core.schema import config_class, from_dict, name_shorthand, or_user_class
 
 Block = Annotated[int, Field(ge=64, le=4096, multiple_of=64)]
 Rounding = Literal["nearest", "stochastic"]
@@ -391,6 +391,21 @@ Wire = Annotated[
     or_user_class(check_compressor, "lossy", "feedback", "nbytes", "delta", "encode", "decode"),
     name_shorthand,
 ]
+
+
+@config_class
+class _WireField:
+    wire: Wire
+
+
+def parse_wire(wire: str | Compressor) -> Compressor:
+    """Return the wire of a name. A compressor is returned as it is.
+
+    Raises:
+        UsageError: there is no such wire; names the nearest.
+    """
+    return from_dict(_WireField, {"wire": wire}).wire
+
 
 # wires that are accurate enough without error feedback
 SnapshotWire = Annotated[Exact | BF16 | FP16 | Int8 | Int4, Field(discriminator="name"), name_shorthand]

