@@ -23,7 +23,6 @@ PAGE = Page(
 
 @PAGE.states("health_planted")
 def planted_failures(planted: Any) -> Iterator[Statement]:
-    """Quantities and kinds had other names (moved, won) when some results were measured."""
     rows: dict[str, list[Any]] = {}
     for row in planted["rows"]:
         rows.setdefault(row["failure"], []).append(row)
@@ -44,7 +43,7 @@ def planted_failures(planted: Any) -> Iterator[Statement]:
         f"| {failure} | `no_update`, `d_saturated` | {{}} "
         "| `Health/G/update_norm` {:.0f}, `Health/D/accuracy` {:.1f} | {:,} |"
     )
-    yield text, seeds, value(failure, max, "moved|update_norm"), value(failure, min, "accuracy"), images
+    yield text, seeds, value(failure, max, "update_norm"), value(failure, min, "accuracy"), images
     failure = "G frozen, at 20 kimg"
     seeds, images = count_and_images(failure)
     yield (
@@ -69,7 +68,7 @@ def planted_failures(planted: Any) -> Iterator[Statement]:
     text = "| the step is discarded, the run ends | {} | the message names the parameter | {} |"
     yield text, *count_and_images(failure)
     said = [row["all"] for row in planted["rows"] if "x 100" in row["failure"]]
-    stalled = (sum(bool(re.search(kind, one)) for one in said) for kind in ("won|d_saturated", "stalled"))
+    stalled = (sum(bool(re.search(kind, one)) for one in said) for kind in ("d_saturated", "stalled"))
     yield "(`d_saturated` with {} of the seeds and `stalled` with {}, some kimg later)", *stalled
 
 

@@ -194,7 +194,7 @@ def format_plan_table(plan: Plan) -> list[str]:
 
     has_batches = len({row.batch for row in plan.rows}) > 1
     has_cost = plan.goal.host_price_per_h is not None
-    head = list(TABLE_HEAD)
+    head: list[str] = list(TABLE_HEAD)
     rows = [head]
     for row in plan.rows:
         prediction = row.prediction
