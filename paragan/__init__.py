@@ -13,6 +13,11 @@ from paragan.core.version import __version__ as __version__
 if TYPE_CHECKING:
     from paragan.api.estimator import Estimator
     from paragan.api.game_config import Config, with_policy
+    from paragan.api.joined_world import join
+    from paragan.api.load_saved import load
+    from paragan.api.positions import rng, shard
+    from paragan.api.replica import Replica
+    from paragan.api.replica_files import save
     from paragan.api.scaling_manager import ScalingManager
     from paragan.comm.ddp_hook import ddp_hook
     from paragan.comm.replica_check import ReplicasDiffer, check_replicas
@@ -24,7 +29,6 @@ if TYPE_CHECKING:
     from paragan.data.dataset import load_data as load_data
     from paragan.losses.adversarial import Adversarial
     from paragan.models.hub import HubModel as HubModel
-    from paragan.models.load import load
     from paragan.models.model import Model
     from paragan.optim.optimizers import SGD, Adam, PlayerOptim, RMSprop
     from paragan.train.compare_sets import compare
@@ -50,6 +54,7 @@ __all__ = [
     "Model",
     "PlayerOptim",
     "RMSprop",
+    "Replica",
     "ReplicasDiffer",
     "Run",
     "RunError",
@@ -59,14 +64,23 @@ __all__ = [
     "compare",
     "ddp_hook",
     "from_arrays",
+    "join",
     "load",
     "load_data",
+    "rng",
+    "save",
+    "shard",
     "with_policy",
 ]
 
 _EXPORTS = {  # module -> public names, imported on first use
     ".api.estimator": ("Estimator",),
     ".api.game_config": ("Config", "with_policy"),
+    ".api.joined_world": ("join",),
+    ".api.load_saved": ("load",),
+    ".api.positions": ("rng", "shard"),
+    ".api.replica": ("Replica",),
+    ".api.replica_files": ("save",),
     ".api.scaling_manager": ("ScalingManager",),
     ".comm.ddp_hook": ("ddp_hook",),
     ".comm.replica_check": ("ReplicasDiffer", "check_replicas"),
@@ -76,7 +90,6 @@ _EXPORTS = {  # module -> public names, imported on first use
     ".losses.adversarial": ("Adversarial",),
     ".optim.optimizers": ("SGD", "Adam", "RMSprop", "PlayerOptim"),
     ".models.hub": ("HubModel",),
-    ".models.load": ("load",),
     ".models.model": ("Model",),
     ".train.compare_sets": ("compare",),
     ".config.run": ("Run",),

@@ -164,7 +164,7 @@ def _measure_worker(ranks: int, case: Case, many: int) -> dict[str, float]:
         for (turn,) in role.round:
             start, name = time.perf_counter(), turn.player.name
             turn.player.prepare_step(step)
-            with turn.player.flat.exchanging(turn.exchange, step):
+            with turn.player.exchanging(turn.exchange, step, passes=1):
                 list(turn.backward(workers, step))
                 times.setdefault(f"{name} backward", []).append(time.perf_counter() - start)
             turn.player.step(step, 1)

@@ -17,7 +17,7 @@ from typing import Never
 import torch
 from torch import Tensor
 
-from paragan.comm.bucket import ALL_RECEIVED, GRAD_READY, Bucket, ExchangeEvent
+from paragan.comm.bucket import ALL_RECEIVED, GRAD_READY, Bucket, Exchange, ExchangeEvent
 from paragan.comm.compression.compressors import Compressor, wire_errors
 from paragan.comm.process_group import CommunicationError, Group, Work
 from paragan.comm.traffic import Traffic, all_to_all, ring_all_gather
@@ -176,6 +176,22 @@ class CompressedAllReduce:
         size = self.group.size
         nbytes = self.wire.nbytes(shard_length(n, size))
         return all_to_all(size * nbytes, size) + ring_all_gather(nbytes, size)
+
+
+@dataclass(frozen=True)
+class DeliverNonFinite:
+    """Deliver NaN to all ranks where `inner` refuses a gradient, for a GradScaler, which then skips the step."""
+
+    inner: Exchange
+
+    def __call__(self, bucket: Bucket, step: int) -> Generator[Work | ExchangeEvent]:
+        try:
+            yield from self.inner(bucket, step)
+        except (Diverged, NonFiniteMessage):
+            bucket.grads.fill_(torch.nan)
+
+    def traffic(self, n: int, itemsize: int) -> Traffic:
+        return self.inner.traffic(n, itemsize)
 
 
 def is_finite(x: Tensor) -> bool:

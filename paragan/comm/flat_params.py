@@ -1,4 +1,4 @@
-"""A network's parameters and gradients as two flat vectors, cut into buckets that are exchanged.
+"""Parameters and gradients as two flat vectors, cut into buckets that are exchanged.
 
 Exchanges overlap with backward: post-accumulate hooks count down the parameters of each bucket that still lack a
 gradient, and a complete bucket's exchange continues at once. No hooks are registered if nothing is exchanged.
@@ -10,8 +10,8 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections import deque
-from collections.abc import Generator, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Generator, Mapping, Sequence
+from typing import TYPE_CHECKING, Self
 
 import torch
 from torch import Tensor, nn
@@ -48,27 +48,23 @@ def bucket_bytes(wire: Compressor, *, single_bucket: bool = False) -> int:
 
 
 class FlatParams:
-    """Moves the parameters of `net` into two contiguous vectors, last layer first: the order of backward.
+    """Moves parameters of one dtype and device into two contiguous vectors, last layer first: the order of backward.
 
     Class, names and strides (channels_last) of the network do not change. Every tensor starts aligned, and the padding
-    between tensors stays zero. Parameters that do not require a gradient are left where they are.
+    between tensors stays zero. Parameters that are not given are left where they are.
 
-    params, grads : [total] the parameters and their gradients
-    slices        : (start, numel) of every parameter
-    buckets       : slices of both vectors of at least `bucket_bytes`
-    player_name   : precedes the names of parameters in messages
+    named_parameters : in the order of the forward pass; the names are for messages
+    params, grads    : [total] the parameters and their gradients
+    slices           : (start, numel) of every parameter
+    buckets          : slices of both vectors of at least `bucket_bytes`
+    share            : gradients are multiplied by this before they are exchanged
     """
 
-    def __init__(self, net: nn.Module, bucket_bytes: int = BUCKET_BYTES, player_name: str = ""):
-        named = [(name, p) for name, p in net.named_parameters() if p.requires_grad][::-1]
+    def __init__(self, named_parameters: Sequence[tuple[str, nn.Parameter]], bucket_bytes: int = BUCKET_BYTES):
+        named = list(reversed(named_parameters))
         self.parameters = [p for _, p in named]
-        if not self.parameters:
-            raise UsageError(f"{type(net).__name__}: has no parameters to train")
+        self.share = 1.0
         like = self.parameters[0]
-        if any((p.dtype, p.device) != (like.dtype, like.device) for p in self.parameters):
-            raise UsageError(
-                f"{type(net).__name__}: has parameters of several dtypes or devices. Use one dtype and one device"
-            )
         step = ALIGN_BYTES // like.itemsize
         starts: list[int] = []
         total = 0
@@ -85,7 +81,7 @@ class FlatParams:
         padding: list[slice] = []
         for i, ((name, p), start) in enumerate(zip(named, starts)):
             self._flatten_parameter(p, start)
-            names.append((start - first, f"{player_name} {name}".strip()))
+            names.append((start - first, name))
             end = starts[i + 1] if i + 1 < len(starts) else total
             if start + p.numel() < end:
                 padding.append(slice(start - first + p.numel(), end - first))
@@ -100,6 +96,27 @@ class FlatParams:
         self._awaited: list[Work | ExchangeEvent | None] = []  # what each waits for; None: it has ended
         self._pending_grads: list[int] = []  # how many gradients each bucket still lacks
         self._next_bucket = 0  # the first that lacks some
+
+    @classmethod
+    def from_network(cls, net: nn.Module, bucket_bytes: int = BUCKET_BYTES, player_name: str = "") -> Self:
+        """Move all parameters of a network that require gradients.
+
+        Args:
+            net: the network.
+            bucket_bytes: the least size of a bucket.
+            player_name: precedes the names of parameters in messages.
+
+        Raises:
+            UsageError: there are none, or they have several dtypes or devices.
+        """
+        named = [(f"{player_name} {name}".strip(), p) for name, p in net.named_parameters() if p.requires_grad]
+        if not named:
+            raise UsageError(f"{type(net).__name__}: has no parameters to train")
+        if len({(p.dtype, p.device) for _, p in named}) > 1:
+            raise UsageError(
+                f"{type(net).__name__}: has parameters of several dtypes or devices. Use one dtype and one device"
+            )
+        return cls(named, bucket_bytes)
 
     @torch.no_grad()
     def _flatten_parameter(self, p: nn.Parameter, start: int) -> None:
@@ -136,7 +153,7 @@ class FlatParams:
         self._pending_grads = [len(bucket.names) * passes for bucket in self.buckets]
         self._next_bucket = 0
         if not self._hooks and GRAD_READY in self._awaited:
-            self._register_hooks()
+            self.register_hooks()
         try:
             yield
             self._receive_all()
@@ -190,11 +207,12 @@ class FlatParams:
         first, *rest = (exchange.traffic(b.grads.numel(), b.grads.itemsize) for b in self.buckets)
         return sum(rest, start=first)
 
-    def _register_hooks(self) -> None:
+    def register_hooks(self) -> None:
+        """Have `count_gradient` called whenever backward has added to the gradient of a parameter."""
         for p in self.parameters:
             frozen = not p.requires_grad
             p.requires_grad_(True)  # torch refuses a hook on a frozen tensor
-            hook: RemovableHandle = p.register_post_accumulate_grad_hook(self._on_grad)  # pyright: ignore
+            hook: RemovableHandle = p.register_post_accumulate_grad_hook(self.count_gradient)  # pyright: ignore
             self._hooks.append(hook)  # pyright: ignore[reportUnknownArgumentType]
             p.requires_grad_(not frozen)
 
@@ -212,7 +230,8 @@ class FlatParams:
         for p in self.parameters:
             p.requires_grad_(True)
 
-    def _on_grad(self, p: Tensor) -> None:
+    def count_gradient(self, p: Tensor) -> None:
+        """Note that a backward pass has added its part of the gradient of p."""
         self._pending_grads[self._bucket_of[p]] -= 1
         self._resume_ready()
 
@@ -220,6 +239,8 @@ class FlatParams:
         while self._next_bucket < len(self._awaited) and self._pending_grads[self._next_bucket] == 0:
             i = self._next_bucket
             self._next_bucket += 1
+            if self.share != 1:
+                self.buckets[i].grads.mul_(self.share)
             while self._awaited[i] is GRAD_READY:
                 self._awaited[i] = next(self._generators[i], None)
 

@@ -16,7 +16,7 @@ import warnings
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Protocol, cast, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +28,16 @@ from paragan.core.errors import RunError, UsageError
 
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by the bytes of an element
 Part = nn.Module | torch.optim.Optimizer
+
+
+@runtime_checkable
+class HasParts(Protocol):
+    """What consists of modules and optimizers, such as a replica."""
+
+    @property
+    def parts(self) -> tuple[Part, ...]: ...
+
+
 NamedTensors = list[tuple[str, Tensor]]
 
 
@@ -36,7 +46,11 @@ class ReplicasDiffer(RunError):
 
 
 def check_replicas(
-    *parts: Part, every: int = 1, step: int | None = None, ignore: Sequence[str] = (), process_group: Any = None
+    *objects: Part | HasParts,
+    every: int = 1,
+    step: int | None = None,
+    ignore: Sequence[str] = (),
+    process_group: Any = None,
 ) -> None:
     """Check that parameters, buffers and optimizer states are the same on all ranks, bit for bit.
 
@@ -48,7 +62,7 @@ def check_replicas(
     each forward pass begins with those of rank 0.
 
     Args:
-        parts: modules and optimizers.
+        objects: modules, optimizers and replicas.
         every: check at every so many calls.
         step: the number of the step, for the message. None: calls are counted.
         ignore: patterns of names that may differ, such as "*.running_mean".
@@ -58,6 +72,7 @@ def check_replicas(
         ReplicasDiffer: names the first tensor that differs, since which step, and by how much.
         UsageError: a part is neither a module nor an optimizer, or there is none.
     """
+    parts = [part for one in objects for part in (one.parts if isinstance(one, HasParts) else (one,))]
     _check_arguments(parts, every)
     if not c10d.is_initialized():
         return
@@ -181,21 +196,15 @@ def _as_real(tensor: Tensor) -> Tensor:
 def compare_tensors(group: Group, tensors: NamedTensors, step: int, history: History) -> None:
     """Compare the tensors of all ranks. Raises ReplicasDiffer."""
     device = tensors[0][1].device
-    layout = [[name, str(tensor.dtype), list(tensor.shape)] for name, tensor in tensors]
     digests = _to_list(torch.stack([digest(tensor).to(device) for _, tensor in tensors]))
-    summary = [_hash(layout), _hash(digests)]
+    summary = [_hash(_layout(tensors)), _hash(digests)]
     gathered = _to_list(_gather(group, torch.tensor(summary, device=device)))
     if all(row == gathered[0] for row in gathered):
         history.last_equal = step
         return
-    layouts = _gather_json(group, layout, device)
-    other = _first_difference(layouts)
-    if other is not None:
-        number, rank = other
-        texts = [_describe(layouts[r][number]) if number < len(layouts[r]) else "nothing" for r in (0, rank)]
-        raise ReplicasDiffer(
-            f"step {step}: ranks hold different tensors: {texts[0]} on rank 0, {texts[1]} on rank {rank}"
-        )
+    difference = find_layout_difference(group, tensors)
+    if difference:
+        raise ReplicasDiffer(f"step {step}: ranks hold different tensors: {difference}")
     number, rank = _first_difference(_gather_json(group, digests, device)) or (0, 0)
     name, tensor = tensors[number]
     values = _gather(group, _as_real(tensor).double().flatten().to(device))
@@ -203,6 +212,21 @@ def compare_tensors(group: Group, tensors: NamedTensors, step: int, history: His
     if history.last_equal is None:
         since = "It was never equal at a check"
     raise ReplicasDiffer(f"step {step}: {name} {_difference(values, rank)}. {since}")
+
+
+def find_layout_difference(group: Group, tensors: NamedTensors) -> str:
+    """Return the first tensor whose name, dtype or shape differs between ranks; "" if all are alike."""
+    layouts = _gather_json(group, _layout(tensors), tensors[0][1].device)
+    other = _first_difference(layouts)
+    if other is None:
+        return ""
+    number, rank = other
+    texts = [_describe(layouts[r][number]) if number < len(layouts[r]) else "nothing" for r in (0, rank)]
+    return f"{texts[0]} on rank 0, {texts[1]} on rank {rank}"
+
+
+def _layout(tensors: NamedTensors) -> list[Any]:
+    return [[name, str(tensor.dtype), list(tensor.shape)] for name, tensor in tensors]
 
 
 def _hash(value: object) -> int:

@@ -38,10 +38,10 @@ class EMA:
              average to nothing; else of their dtype
     """
 
-    def __init__(self, params: Tensor, config: EMAConfig):
-        self.params = params.to(torch.promote_types(params.dtype, torch.float32), copy=True)
-        self.config = config
+    def __init__(self, params: Tensor):
+        self.params = params.detach().to(torch.promote_types(params.dtype, torch.float32), copy=True)
 
     @torch.no_grad()
-    def update(self, params: Tensor, total_images: int, new_images: int) -> None:
-        self.params.lerp_(params.to(self.params.dtype), 1 - self.config.decay(total_images, new_images))
+    def update(self, params: Tensor, decay: float) -> None:
+        """Move to `params` [total]. `decay` is the weight of the old average."""
+        self.params.lerp_(params.to(self.params.dtype), 1 - decay)

@@ -10,16 +10,13 @@ import contextlib
 from collections.abc import Callable, Generator
 from typing import Protocol, runtime_checkable
 
-import torch
 from torch import Tensor, nn
 
 from paragan.comm.flat_params import BUCKET_BYTES, FlatParams
 from paragan.comm.process_group import Group, Work
-from paragan.comm.traffic import Meter
 from paragan.game.ema import EMA, EMAConfig
+from paragan.game.trained_parameters import Optimizer, TrainedParameters
 from paragan.game.update_norm import UpdateNorm
-
-Optimizer = torch.optim.Optimizer
 
 
 @runtime_checkable
@@ -37,7 +34,7 @@ class BatchCoupled(Protocol):
     def apply_moments(self) -> None: ...
 
 
-class Player:
+class Player(TrainedParameters):
     """One network that is trained.
 
     optimizer         : (parameters) -> torch optimizer
@@ -71,10 +68,10 @@ class Player:
         self.lr_factor = lr_factor
         self.pre_step = pre_step
         self.weight_clip = weight_clip
-        self.flat = FlatParams(net, bucket_bytes, player_name=name)
-        self.meter = Meter()
-        self.optimizer = optimizer([_as_parameter(self.flat)] if elementwise else self.flat.parameters)
-        self.ema = EMA(self.flat.params, ema) if ema else None
+        self.flat = FlatParams.from_network(net, bucket_bytes, player_name=name)
+        parameters = [_as_parameter(self.flat)] if elementwise else self.flat.parameters
+        super().__init__((self.flat,), optimizer(parameters), has_average=ema is not None)
+        self.ema_config = ema
         self.update_norm = UpdateNorm(self.flat.params) if track_update_norm else None
         self._base_lrs = [group["lr"] for group in self.optimizer.param_groups]
         self.lane_batch = lane_batch
@@ -105,14 +102,15 @@ class Player:
     def requiring_grad(self) -> Generator[None]:
         """Let the weights get gradients inside this context only."""
         try:
-            self._set_requires_grad(True)
+            self.set_requires_grad(True)
             yield
         finally:
-            self._set_requires_grad(False)
+            self.set_requires_grad(False)
 
-    def _set_requires_grad(self, requires_grad: bool) -> None:
-        for p in self.flat.parameters:
-            p.requires_grad_(requires_grad)
+    @property
+    def ema(self) -> EMA | None:
+        """The average of the parameters, if there is one."""
+        return self.averages[0] if self.averages else None
 
     @contextlib.contextmanager
     def tracking_moments(self) -> Generator[None]:
@@ -140,11 +138,6 @@ class Player:
             group["lr"] = base * self.lr_factor(total_images)
         self.pre_step(self.net)
 
-    @property
-    def learning_rate(self) -> float:
-        """The learning rate of the current step."""
-        return self.optimizer.param_groups[0]["lr"]
-
     def step(self, total_images: int, new_images: int, *, update: bool = True) -> None:
         """Take the optimizer step; then clip weights, apply batch moments and update the average.
 
@@ -153,7 +146,7 @@ class Player:
             new_images: real images of this step.
             update: whether the optimizer steps; false where gradients are accumulated.
         """
-        self.flat.finish()
+        self.finish_exchange()
         if update:
             with self.update_norm.measuring_step() if self.update_norm else contextlib.nullcontext():
                 self.optimizer.step()
@@ -163,19 +156,8 @@ class Player:
             self._moments_work.wait()
         for layer in self.batch_coupled_layers:
             layer.apply_moments()
-        if self.ema:
-            self.ema.update(self.flat.params, total_images, new_images)
-
-    @contextlib.contextmanager
-    def using_ema(self) -> Generator[nn.Module]:
-        """Put the average in place of the parameters inside this context."""
-        params = self.flat.params.clone()
-        if self.ema:
-            self.flat.params.copy_(self.ema.params)
-        try:
-            yield self.net
-        finally:
-            self.flat.params.copy_(params)
+        if self.ema_config:
+            self.update_average(self.ema_config.decay(total_images, new_images))
 
 
 def _as_parameter(flat: FlatParams) -> nn.Parameter:

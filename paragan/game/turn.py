@@ -64,7 +64,7 @@ class Turn:
                 lanes = len(micro_batch.rng.lanes)
                 weight = self.weight * lanes / num_lanes
                 yield self, self._run_pass(micro_batch, step, weight, is_last=i == len(micro_batches)), lanes
-        self.player.flat.mark_backward_done()
+        self.player.mark_backward_done()
 
     def _run_pass(self, micro_batch: Batch, step: int, weight: float, is_last: bool) -> Loss:
         """Run one pass, forward and backward."""
@@ -94,8 +94,7 @@ def start_exchanges(turn_groups: Sequence[TurnGroup], step: int) -> None:
     """Begin a round: start the exchange of every player's first turn, after dropping what a failed round left."""
     first = {turn.player: turn for group in reversed(turn_groups) for turn in reversed(group)}
     for player, turn in reversed(first.items()):
-        player.flat.abort()
-        player.flat.start_exchange(turn.exchange, step)
+        player.start_exchange(turn.exchange, step)
 
 
 def play_turns(
@@ -115,7 +114,7 @@ def play_turns(
     with contextlib.ExitStack() as exchanges:
         for turn in turns:
             turn.player.prepare_step(total_images)
-            exchanges.enter_context(turn.player.flat.exchanging(turn.exchange, step, passes=len(micro_batches)))
+            exchanges.enter_context(turn.player.exchanging(turn.exchange, step, passes=len(micro_batches)))
         with player_streams([turn.player for turn in turns]) as streams:
             for turn, stream in zip(turns, streams):
                 with stream:

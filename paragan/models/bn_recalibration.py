@@ -39,7 +39,8 @@ def recalibrated_bn(
         for layer in player.batch_coupled_layers
         if isinstance(layer, nn.Module) and hasattr(layer, "running_mean")
     ]
-    with player.using_ema() as net, torch.no_grad():
+    net = player.net
+    with player.using_ema(), torch.no_grad():
         saved_buffers = [(buffer, buffer.clone()) for buffer in net.buffers()]
         saved_modes = [(module, module.training) for module in net.modules()]
         try:

@@ -11,18 +11,22 @@ from torch import Tensor
 from paragan.core.errors import RunError
 
 NUMBER_SUFFIX = "="  # of names whose value was a Python number
-UNSAVED_KEYS = ("params", "lr", "initial_lr")  # the learning rate is set before every step
+LR_KEYS = ("lr", "initial_lr")
 
 
 class UnsupportedStateError(RunError):
     """The state of an optimizer holds something else than tensors and numbers."""
 
 
-def to_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+def to_tensors(optimizer: torch.optim.Optimizer, *, with_lr: bool = False) -> dict[str, Tensor]:
     """Return the state of an optimizer as named tensors.
 
     Names are "0/exp_avg" for the state of a parameter, and "group0/step=" for values of a group that differ from the
-    optimizer's defaults. The learning rate is set before each step, so it is left out.
+    optimizer's defaults.
+
+    Args:
+        optimizer: the optimizer.
+        with_lr: whether to save learning rates: not needed where they are set before every step.
 
     Raises:
         UnsupportedStateError: The state holds something else than tensors and numbers.
@@ -37,7 +41,9 @@ def to_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     for i, group in enumerate(saved["param_groups"]):
         defaults = optimizer.defaults
         for key, value in group.items():
-            if key not in UNSAVED_KEYS and not (key in defaults and _equal(defaults[key], value)):
+            is_default = key in defaults and _equal(defaults[key], value)
+            is_saved = with_lr if key in LR_KEYS else key != "params" and not is_default
+            if is_saved:
                 tensors |= _named_tensors(f"group{i}/{key}", value)
     return tensors
 
@@ -55,16 +61,18 @@ def from_tensors(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]
             value = tensor.to(optimizer.param_groups[index]["params"][0].device)  # torch does it for states only
         else:
             entry = state.setdefault(int(owner), {})
-        entry[key.removesuffix(NUMBER_SUFFIX)] = value.tolist() if key.endswith(NUMBER_SUFFIX) else value
+        entry[key.removesuffix(NUMBER_SUFFIX)] = _to_number(value) if key.endswith(NUMBER_SUFFIX) else value
     optimizer.load_state_dict({"state": state, "param_groups": groups})
 
 
 def _initial_group(group: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
     """Return a group as before its first step; this optimizer may have stepped already."""
     fixed = {
-        key: value for key, value in group.items() if key in UNSAVED_KEYS or not isinstance(value, int | float | Tensor)
+        key: value
+        for key, value in group.items()
+        if key in ("params", *LR_KEYS) or not isinstance(value, int | float | Tensor)
     }
-    return fixed | {key: value for key, value in defaults.items() if key not in UNSAVED_KEYS}
+    return fixed | {key: value for key, value in defaults.items() if key not in LR_KEYS}
 
 
 def _named_tensors(name: str, value: Any) -> dict[str, Tensor]:
@@ -74,7 +82,16 @@ def _named_tensors(name: str, value: Any) -> dict[str, Tensor]:
         return {}
     if isinstance(value, bool | int | float):
         return {name + NUMBER_SUFFIX: torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else None)}
+    if isinstance(value, tuple):  # betas
+        numbers = list(value)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+        if all(isinstance(number, int | float) for number in numbers):  # pyright: ignore[reportUnknownVariableType]
+            return {name + NUMBER_SUFFIX: torch.tensor(numbers, dtype=torch.float64)}
     raise UnsupportedStateError(f"{name} is a {type(value).__name__}")
+
+
+def _to_number(value: Tensor) -> Any:
+    number: Any = value.tolist()  # pyright: ignore[reportUnknownMemberType]
+    return tuple(number) if isinstance(number, list) else number  # pyright: ignore[reportUnknownArgumentType]
 
 
 def _equal(a: Any, b: Any) -> bool:

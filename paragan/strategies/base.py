@@ -17,7 +17,7 @@ from paragan.comm.bucket import Exchange
 from paragan.comm.compression.compressors import Compressor
 from paragan.comm.process_group import Group
 from paragan.comm.topology import Topology
-from paragan.comm.traffic import Traffic
+from paragan.comm.traffic import Meter, Traffic
 from paragan.comm.world import World
 from paragan.core.errors import UsageError
 from paragan.game.game import Game
@@ -102,6 +102,38 @@ class Role:
     def owner_rank(self, player: Player) -> int:
         """Return the rank that holds the current state of a player."""
         return self.owner_ranks["GD".index(player.name)]
+
+
+class ExchangedPlayer(Protocol):
+    """What an exchange asks of the player, or replica, whose numbers it exchanges."""
+
+    @property
+    def meter(self) -> Meter:
+        """Counts what this rank sends."""
+        ...
+
+    @property
+    def learning_rate(self) -> float:
+        """The learning rate of the current step."""
+        ...
+
+
+@dataclass(frozen=True)
+class PlayerExchange:
+    """How one rank exchanges a player that every rank trains.
+
+    exchange : of its parameters and gradients
+    team     : the ranks that take the same step
+    weight   : of this rank's gradient in it
+    barrier  : as in `Role`
+    drain    : as in `Role`
+    """
+
+    exchange: Exchange
+    team: Group
+    weight: float
+    barrier: Callable[[], None] | None = None
+    drain: Callable[[], None] | None = None
 
 
 class StrategyFields(Protocol):
@@ -259,6 +291,16 @@ class StrategyDefaults:
         """This strategy, if it stands for one that is still to be chosen (an `Auto`), else None."""
         return None
 
+    def player_exchange(self, player: ExchangedPlayer, world: World, weight: float) -> PlayerExchange | None:
+        """Return how this rank exchanges one player of several that all ranks train; None if ranks have roles.
+
+        Args:
+            player: a player of its own, or a replica in a loop of the user.
+            world: all ranks.
+            weight: this rank's part of the total batch.
+        """
+        return None
+
     def check(self, ranks: int) -> None:
         """Raise UsageError if so many ranks cannot run it."""
 
@@ -304,24 +346,16 @@ def assign_lanes(lanes: int, rank: int, size: int) -> LaneShare:
 
 
 def make_lockstep_role(
-    game: Game,
-    team: Group,
-    share: LaneShare,
-    make_exchange: Callable[[Player], Exchange],
-    order: TurnOrder,
-    *,
-    weight: float | None = None,
-    replicated: bool = True,
+    game: Game, share: LaneShare, exchanges: tuple[PlayerExchange, PlayerExchange], order: TurnOrder, ranks: int = 1
 ) -> Role:
     """Return the role of a rank that trains D and G, each against the current other one.
 
     Args:
-        team: the ranks that gradients are averaged over.
-        weight: of this rank's gradient; by default the rank's share of the lanes.
-        replicated: whether all ranks hold the same players.
+        exchanges: of G and of D.
+        ranks: how many there are. If they take the same steps, all hold the same players.
     """
-    if weight is None:
-        weight = share.weight
-    d = game.d_turn(game.current_fakes, make_exchange(game.d), team.with_meter(game.d.meter), weight)
-    g = game.g_turn(game.current_discriminator, make_exchange(game.g), team.with_meter(game.g.meter), weight)
-    return Role(order(d, g, game.d_steps), share, replicated)
+    of_g, of_d = exchanges
+    d = game.d_turn(game.current_fakes, of_d.exchange, of_d.team.with_meter(game.d.meter), of_d.weight)
+    g = game.g_turn(game.current_discriminator, of_g.exchange, of_g.team.with_meter(game.g.meter), of_g.weight)
+    replicated = of_d.team.size == ranks
+    return Role(order(d, g, game.d_steps), share, replicated, barrier=of_d.barrier, drain=of_d.drain)

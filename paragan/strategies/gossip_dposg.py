@@ -33,8 +33,16 @@ from paragan.comm.world import World
 from paragan.core.errors import UsageError
 from paragan.core.schema import config_class
 from paragan.game.game import Game
-from paragan.game.player import Player
-from paragan.strategies.base import Coordination, OptimisticDefaults, Role, Semantics, assign_lanes, make_lockstep_role
+from paragan.strategies.base import (
+    Coordination,
+    ExchangedPlayer,
+    OptimisticDefaults,
+    PlayerExchange,
+    Role,
+    Semantics,
+    assign_lanes,
+    make_lockstep_role,
+)
 from paragan.strategies.sync import TURN_ORDERS, Order
 
 TAGS_PER_PLAYER = 1 << 16  # more than a player has buckets
@@ -137,32 +145,35 @@ class Decentralized(OptimisticDefaults):
                 f"{self.staleness} needs links that stay. Use {' or '.join(static)}."
             )
 
+    def player_exchange(
+        self, player: ExchangedPlayer, world: World, weight: float, links: AsyncGossipLinks | None = None
+    ) -> PlayerExchange:
+        """links: to neighbors whose messages may be late, where several players share them."""
+        links = links or self._make_links(world)
+        if links:
+            mixing: Exchange = links.make_exchange(player)
+        else:
+            mixing = self._make_mixing(self._topology_of(world), world.all_ranks.with_meter(player.meter))
+        exchange: Exchange = EveryN(mixing, self.sync_period)
+        if self.paper_update:
+            exchange = Chain(Blocking(exchange), OptimisticMirrorDescent(lambda: player.learning_rate))
+        # a rank's gradient is the mean over its own lanes, however many it has
+        own_step = PlayerExchange(exchange, SingleRankGroup(), weight=1.0)
+        return replace(own_step, barrier=links.barrier, drain=links.drain) if links else own_step
+
     def role(self, game: Game, world: World, lanes: int) -> Role:
-        size = world.size
-        share = assign_lanes(lanes, world.rank, size)
-        topology = graphs.restrict_to(self.topology, world.original_ranks, world.initial_size)
-        links = AsyncGossipLinks(topology, world, self.staleness) if self.staleness and size > 1 else None
+        share = assign_lanes(lanes, world.rank, world.size)
+        links = self._make_links(world)
+        g, d = (self.player_exchange(player, world, share.weight, links) for player in game.players)
+        return make_lockstep_role(game, share, (g, d), TURN_ORDERS[self.order], world.size)
 
-        def make_exchange(player: Player) -> Exchange:
-            if links:
-                mixing: Exchange = links.make_exchange(player)
-            else:
-                mixing = self._make_mixing(topology, world.all_ranks.with_meter(player.meter))
-            mixing = EveryN(mixing, self.sync_period)
-            if not self.paper_update:
-                return mixing
-            return Chain(Blocking(mixing), OptimisticMirrorDescent(lambda: player.learning_rate))
+    def _topology_of(self, world: World) -> Topology:
+        return graphs.restrict_to(self.topology, world.original_ranks, world.initial_size)
 
-        role = make_lockstep_role(
-            game,
-            SingleRankGroup(),
-            share,
-            make_exchange,
-            TURN_ORDERS[self.order],
-            weight=1.0,  # a rank's gradient is the mean over its own lanes, however many it has
-            replicated=size == 1,
-        )
-        return replace(role, barrier=links.barrier, drain=links.drain) if links else role
+    def _make_links(self, world: World) -> AsyncGossipLinks | None:
+        if not self.staleness or world.size == 1:
+            return None
+        return AsyncGossipLinks(self._topology_of(world), world, self.staleness)
 
     def _make_mixing(self, topology: Topology, team: Group) -> Exchange:
         if team.size == 1:
@@ -186,7 +197,7 @@ class AsyncGossipLinks:
         pairs = sorted(self.weights, key=lambda j: sorted((world.rank, j)))
         self.groups = {j: world.pair_group(j) for j in pairs}
 
-    def make_exchange(self, player: Player) -> AsyncGossip:
+    def make_exchange(self, player: ExchangedPlayer) -> AsyncGossip:
         groups = {j: group.with_meter(player.meter) for j, group in self.groups.items()}
         tag = 1 + TAGS_PER_PLAYER * len(self.exchanges)
         self.exchanges.append(AsyncGossip(self.weights, groups, self._make_wait_thread, self.staleness, tag))

@@ -19,8 +19,14 @@ from paragan.comm.world import World
 from paragan.core.errors import UsageError
 from paragan.core.schema import config_class
 from paragan.game.game import Game
-from paragan.game.player import Player
-from paragan.strategies.base import OptimisticDefaults, Role, assign_lanes, make_lockstep_role
+from paragan.strategies.base import (
+    ExchangedPlayer,
+    OptimisticDefaults,
+    PlayerExchange,
+    Role,
+    assign_lanes,
+    make_lockstep_role,
+)
 from paragan.strategies.sync import TURN_ORDERS, Feedback, Order, Period, make_gradient_exchange
 
 
@@ -68,23 +74,19 @@ class Quantized(OptimisticDefaults):
                 "strategy.sync_period=1 or strategy.paper_update=false."
             )
 
+    def player_exchange(self, player: ExchangedPlayer, world: World, weight: float) -> PlayerExchange:
+        team = world.all_ranks if self.sync_period == 1 else SingleRankGroup()
+        return PlayerExchange(self._make_exchange(player, world, weight), team, weight)
+
+    def _make_exchange(self, player: ExchangedPlayer, world: World, weight: float) -> Exchange:
+        group = world.all_ranks.with_meter(player.meter)
+        if not self.paper_update:
+            return make_gradient_exchange(self.wire, group, self.error_feedback, self.sync_period, weight)
+        return QuantizedDescent(
+            self.wire, group, lambda: player.learning_rate, weight, self.error_feedback, self.include_residual
+        )
+
     def role(self, game: Game, world: World, lanes: int) -> Role:
         share = assign_lanes(lanes, world.rank, world.size)
-        is_replicated = self.sync_period == 1 or world.size == 1
-
-        def make_exchange(player: Player) -> Exchange:
-            team = world.all_ranks.with_meter(player.meter)
-            if not self.paper_update:
-                return make_gradient_exchange(self.wire, team, self.error_feedback, self.sync_period, share.weight)
-            return QuantizedDescent(
-                self.wire,
-                team,
-                lambda: player.learning_rate,
-                share.weight,
-                self.error_feedback,
-                self.include_residual,
-            )
-
-        team = world.all_ranks if is_replicated else SingleRankGroup()
-        order = TURN_ORDERS[self.order]
-        return make_lockstep_role(game, team, share, make_exchange, order, replicated=is_replicated)
+        g, d = (self.player_exchange(player, world, share.weight) for player in game.players)
+        return make_lockstep_role(game, share, (g, d), TURN_ORDERS[self.order], world.size)

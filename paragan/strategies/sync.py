@@ -15,9 +15,16 @@ from paragan.comm.process_group import Group, SingleRankGroup
 from paragan.comm.world import World
 from paragan.core.schema import config_class
 from paragan.game.game import Game
-from paragan.game.player import Player
 from paragan.game.turn import alternating, simultaneous
-from paragan.strategies.base import Role, StrategyDefaults, TurnOrder, assign_lanes, make_lockstep_role
+from paragan.strategies.base import (
+    ExchangedPlayer,
+    PlayerExchange,
+    Role,
+    StrategyDefaults,
+    TurnOrder,
+    assign_lanes,
+    make_lockstep_role,
+)
 
 Feedback = Annotated[float, Field(ge=0, le=1)] | None
 Period = Annotated[int, Field(ge=1, le=1 << 20)]
@@ -121,23 +128,12 @@ class Sync(PeriodicSync):
     def on_one_rank(self) -> Self:
         return type(self)()
 
+    def player_exchange(self, player: ExchangedPlayer, world: World, weight: float) -> PlayerExchange:
+        metered = world.all_ranks.with_meter(player.meter)
+        exchange = make_gradient_exchange(self.wire, metered, self.feedback, self.sync_period, weight, self.sync_mode)
+        return PlayerExchange(exchange, SingleRankGroup() if self.replicas_drift else world.all_ranks, weight)
+
     def role(self, game: Game, world: World, lanes: int) -> Role:
-        team = world.all_ranks
         share = assign_lanes(lanes, world.rank, world.size)
-        is_replicated = not self.replicas_drift or world.size == 1
-
-        def make_exchange(player: Player) -> Exchange:
-            metered = team.with_meter(player.meter)
-            return make_gradient_exchange(
-                self.wire, metered, self.feedback, self.sync_period, share.weight, self.sync_mode
-            )
-
-        role = make_lockstep_role(
-            game,
-            team if is_replicated else SingleRankGroup(),
-            share,
-            make_exchange,
-            TURN_ORDERS[self.order],
-            replicated=is_replicated,
-        )
-        return self.accumulating(role)
+        g, d = (self.player_exchange(player, world, share.weight) for player in game.players)
+        return self.accumulating(make_lockstep_role(game, share, (g, d), TURN_ORDERS[self.order], world.size))

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from paragan.comm import checkpoint_files
 from paragan.comm.elastic.elastic_world import ElasticWorld, QuorumLostError
 from paragan.comm.elastic.membership import Membership
 from paragan.comm.process_group import CommunicationError
@@ -118,7 +119,7 @@ class ElasticTrainer:
         clock.step = membership.step
         clock.images = membership.step * session.run.round_images
         for player in session.game.players:
-            player.flat.abort()
+            player.abort_exchange()
             player.flat.load_states({})
         send_state_to_joiners(session.game, self.world, membership)
         self._without_state = False
@@ -170,7 +171,7 @@ def send_state_to_joiners(game: Game, world: ElasticWorld, membership: Membershi
     length = torch.zeros(1, dtype=torch.int64)
     if world.original_rank == sender:
         state = {name: t for player in game.players for name, t in checkpoint.player_state(player).items()}
-        data = torch.frombuffer(bytearray(checkpoint.to_bytes(state)), dtype=torch.uint8)
+        data = torch.frombuffer(bytearray(checkpoint_files.to_bytes(state)), dtype=torch.uint8)
         receivers = [members.index(rank) for rank in joiners]
         world.all_ranks.send_recv(dict.fromkeys(receivers, length.fill_(len(data))), {}).wait()
         world.all_ranks.send_recv(dict.fromkeys(receivers, data), {}).wait()
@@ -179,7 +180,7 @@ def send_state_to_joiners(game: Game, world: ElasticWorld, membership: Membershi
         world.all_ranks.send_recv({}, {source: length}).wait()
         data = torch.empty(int(length), dtype=torch.uint8)
         world.all_ranks.send_recv({}, {source: data}).wait()
-        tensors = checkpoint.from_bytes(data.numpy().tobytes())
+        tensors = checkpoint_files.from_bytes(data.numpy().tobytes())
         for player in game.players:
             checkpoint.restore_player(player, tensors)
 

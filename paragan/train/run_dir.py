@@ -17,6 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TextIO
 
+from paragan.comm import checkpoint_files
 from paragan.config.run import Run, load_without_user_code, to_saved_dict
 from paragan.config.sections import DataOptions
 from paragan.core.atomic_write import atomic_write_bytes
@@ -25,7 +26,6 @@ from paragan.core.schema import did_you_mean, from_dict, read_yaml, to_yaml
 from paragan.models.model import wrap_config_errors
 from paragan.models.model_files import read_model_config
 from paragan.nets import Spec
-from paragan.train import checkpoint
 
 
 class RunDir:
@@ -52,11 +52,11 @@ class RunDir:
     @property
     def progress(self) -> tuple[int, float]:
         """Images seen and seconds of training, by the newest readable checkpoint."""
-        for path in checkpoint.list_checkpoints(self.checkpoints_dir):
+        for path in checkpoint_files.list_checkpoints(self.checkpoints_dir):
             try:
-                clock = checkpoint.read_metadata(path)["clock"]
+                clock = checkpoint_files.read_metadata(path)["clock"]
                 return int(clock["images"]), float(clock["seconds"])
-            except (checkpoint.CorruptCheckpoint, KeyError, TypeError, ValueError, AttributeError):
+            except (checkpoint_files.CorruptCheckpoint, KeyError, TypeError, ValueError, AttributeError):
                 continue
         return 0, 0.0
 
@@ -116,9 +116,12 @@ class RunDir:
 
 def require_current_format(folder: Path) -> None:
     """Raise UsageError if another version of paragan wrote the checkpoints or the model of a run folder."""
-    for path in (*checkpoint.list_checkpoints(folder / "checkpoints"), *sorted(folder.glob("labels/*/checkpoints/*"))):
-        with contextlib.suppress(checkpoint.CorruptCheckpoint):
-            checkpoint.read_metadata(path)
+    for path in (
+        *checkpoint_files.list_checkpoints(folder / "checkpoints"),
+        *sorted(folder.glob("labels/*/checkpoints/*")),
+    ):
+        with contextlib.suppress(checkpoint_files.CorruptCheckpoint):
+            checkpoint_files.read_metadata(path)
             return
     if (folder / "model" / "config.json").is_file():
         read_model_config(folder / "model")

@@ -16,6 +16,8 @@ from pathlib import Path
 
 import torch
 
+from paragan.comm import checkpoint_files
+from paragan.comm.checkpoint_files import CorruptCheckpoint
 from paragan.comm.world import World
 from paragan.config.resolve import run_after_rollbacks, seed_after_rollbacks
 from paragan.config.run import Run
@@ -33,7 +35,7 @@ from paragan.nets import Spec
 from paragan.strategies.base import Role
 from paragan.train import checkpoint
 from paragan.train.build import Networks, build_game, build_networks
-from paragan.train.checkpoint import Checkpoints, CheckpointView, CorruptCheckpoint
+from paragan.train.checkpoint import Checkpoints, CheckpointView
 from paragan.train.console import RunConsole
 from paragan.train.rank_agreement import on_all_ranks
 from paragan.train.run_dir_selection import check_same_inputs, check_same_run, other_data_error
@@ -164,12 +166,14 @@ def find_checkpoint(checkpoints: Checkpoints, run: Run, dataset: Dataset, consol
         UsageError: all are damaged, the newest is of another run or other data, or ranks see different folders.
     """
     world = checkpoints.world
-    paths = checkpoint.list_checkpoints(checkpoints.folder)
+    paths = checkpoint_files.list_checkpoints(checkpoints.folder)
     loaded: CheckpointView | None = None
 
     def load_newest() -> str:
         nonlocal loaded
-        loaded, damaged = checkpoint.read_newest(paths, world.rank, world.size)
+        loaded, damaged = checkpoint_files.read_newest(
+            paths, lambda path: checkpoint.read_checkpoint(path, world.rank, world.size)
+        )
         for path, reason in damaged:
             console.print(f"checkpoint {path} is damaged ({reason}); trying the one before")
         if loaded is None:

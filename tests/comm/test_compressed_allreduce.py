@@ -38,7 +38,7 @@ def random_gradient(rank, step, n):
 
 def run_exchange(world, exchange, steps, bucket_bytes=256):
     """Return the gradients after every step, the residual at the end, and the sizes of the buckets."""
-    flat = FlatParams(net(), bucket_bytes)
+    flat = FlatParams.from_network(net(), bucket_bytes)
     gradients = []
     for step in range(steps):
         with flat.exchanging(exchange, step):
@@ -132,7 +132,7 @@ def test_counted_bytes_equal_predicted_bytes(pool, size):
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_all_ranks_reject_a_nonfinite_step(pool, bad):
     def job(world):
-        flat = FlatParams(net(), bucket_bytes=256, player_name="D")
+        flat = FlatParams.from_network(net(), bucket_bytes=256, player_name="D")
         exchange = CompressedAllReduce(Int4(), world.all_ranks)
         with flat.exchanging(exchange, 0):
             flat.grads.copy_(random_gradient(world.rank, 0, len(flat.grads)))
@@ -161,7 +161,7 @@ def test_all_ranks_reject_a_nonfinite_step(pool, bad):
 
 def test_number_too_large_for_the_wire_is_named(pool):
     def job(world):
-        flat = FlatParams(net(), bucket_bytes=256, player_name="D")
+        flat = FlatParams.from_network(net(), bucket_bytes=256, player_name="D")
         try:
             with flat.exchanging(CompressedAllReduce(FP16(), world.all_ranks), 0):
                 if world.rank == 1:
@@ -176,7 +176,7 @@ def test_number_too_large_for_the_wire_is_named(pool):
 
 
 def test_float16_gradients_may_have_a_sum_that_float16_cannot_hold():
-    flat = FlatParams(net().half(), bucket_bytes=sys.maxsize)
+    flat = FlatParams.from_network(net().half(), bucket_bytes=sys.maxsize)
     exchange = QuantizedDescent(Exact(), SingleRankGroup(), lambda: 0.1)
     for step in range(2):
         with flat.exchanging(exchange, step):
@@ -188,7 +188,7 @@ def test_float16_gradients_may_have_a_sum_that_float16_cannot_hold():
 
 
 def test_optimistic_mirror_descent_steps_from_the_original_point():
-    flat = FlatParams(net())
+    flat = FlatParams.from_network(net())
     lr = 0.1
     params = flat.params.clone()
     previous_gradient = torch.zeros_like(params)

@@ -24,7 +24,7 @@ def compute_gradients(model):
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 def test_flattening_preserves_values_and_strides(layout):
     before, model = net().to(memory_format=layout), net().to(memory_format=layout)
-    flat = FlatParams(model)
+    flat = FlatParams.from_network(model)
     for (name, p), (other, q) in zip(before.named_parameters(), model.named_parameters(), strict=True):
         assert name == other
         assert p.stride() == q.stride()
@@ -40,7 +40,7 @@ def test_flattening_preserves_values_and_strides(layout):
 
 def test_padding_is_zero():
     model = net()
-    flat = FlatParams(model)
+    flat = FlatParams.from_network(model)
     compute_gradients(model)
     inside = torch.zeros_like(flat.grads, dtype=torch.bool)
     for start, numel in flat.slices:
@@ -54,7 +54,7 @@ def test_frozen_parameters_are_not_flattened():
     model = net()
     model[0].requires_grad_(False)
     address = model[0].weight.data_ptr()
-    assert len(FlatParams(model).parameters) == 4
+    assert len(FlatParams.from_network(model).parameters) == 4
     assert model[0].weight.data_ptr() == address
 
 
@@ -90,7 +90,7 @@ def record_exchange(flat, model, passes=1, run_pass=compute_gradients):
 
 def test_gradients_are_sent_in_bucket_order_during_the_last_backward():
     model = net()
-    flat = FlatParams(model, bucket_bytes=256)
+    flat = FlatParams.from_network(model, bucket_bytes=256)
     assert len(flat.buckets) >= 3
     events, order = record_exchange(flat, model, passes=2)
     n = len(flat.buckets)
@@ -101,7 +101,7 @@ def test_gradients_are_sent_in_bucket_order_during_the_last_backward():
 
 def test_unused_parameters_are_sent_as_zeros():
     model = net()
-    flat = FlatParams(model, bucket_bytes=256)
+    flat = FlatParams.from_network(model, bucket_bytes=256)
     events, order = record_exchange(flat, model, run_pass=lambda m: m[0](torch.ones(1, 3, 8, 8)).sum().backward())
     n = len(flat.buckets)
     passes = ["started"] * n + ["end of passes"] + ["gradient ready"] * n
@@ -112,7 +112,7 @@ def test_unused_parameters_are_sent_as_zeros():
 
 def test_no_hooks_without_an_exchange():
     model = net()
-    flat = FlatParams(model)
+    flat = FlatParams.from_network(model)
     with flat.exchanging(NoExchange(), 0):
         compute_gradients(model)
     assert not any(p._post_accumulate_grad_hooks for p in model.parameters())
@@ -120,18 +120,18 @@ def test_no_hooks_without_an_exchange():
 
 def test_states_are_vectors_over_the_network():
     model = net()
-    flat = FlatParams(model, bucket_bytes=256)
+    flat = FlatParams.from_network(model, bucket_bytes=256)
     for i, bucket in enumerate(flat.buckets):
         bucket.state("residual").fill_(i)
     saved = flat.states()
-    other = FlatParams(net(), bucket_bytes=1 << 20)  # other buckets, the same vector
+    other = FlatParams.from_network(net(), bucket_bytes=1 << 20)  # other buckets, the same vector
     other.load_states(saved)
     assert torch.equal(other.states()["residual"], saved["residual"])
     assert saved["residual"].shape == flat.params.shape
 
 
 def test_traffic_is_the_sum_over_buckets():
-    flat = FlatParams(net(), bucket_bytes=256)
+    flat = FlatParams.from_network(net(), bucket_bytes=256)
     assert flat.traffic(NoExchange()) == Traffic()
     assert flat.traffic(RecordingExchange()) == Traffic(flat.params.numel(), len(flat.buckets))
     assert ring_all_reduce(400, 4) == Traffic(600, 6)
@@ -154,7 +154,7 @@ def test_overlapped_equals_not_overlapped(pool, size):
         gradients = []
         for exchange in (AllReduce(world.all_ranks), AfterBackward()):
             model = net().to(memory_format=torch.channels_last)
-            flat = FlatParams(model, bucket_bytes=256)
+            flat = FlatParams.from_network(model, bucket_bytes=256)
             with flat.exchanging(exchange, 0, passes=2):
                 for i in range(2):
                     model(torch.full((2, 3, 8, 8), 1.0 + world.rank + i)).square().sum().backward()

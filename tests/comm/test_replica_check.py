@@ -147,9 +147,9 @@ def test_the_state_of_an_optimizer_is_compared(pool):
         optimizer.step()
         return catch(lambda: check_replicas(net, optimizer)), catch(lambda: check_replicas(net))
 
-    for message, of_network in pool(2, job):
+    for message, from_network in pool(2, job):
         assert "SGD momentum_buffer of Linear weight on rank 1 differs" in message
-        assert not of_network
+        assert not from_network
 
 
 def test_ranks_with_different_networks_are_told_the_first_tensor(pool):

@@ -106,5 +106,5 @@ def test_the_average_of_bfloat16_parameters_follows_them():
     player = play(tiny_run.make_run(), None, torch.bfloat16).game.g
     assert player.ema.params.dtype == torch.float32
     before = player.ema.params.clone()
-    player.ema.update(player.flat.params + 1, total_images=100_000, new_images=16)  # by 0.001
+    player.ema.update(player.flat.params + 1, decay=0.999)
     assert (player.ema.params - before).min() > 0

@@ -134,8 +134,9 @@ def library_state(run, rounds):
     for _ in range(rounds):
         play_round(s)
     state = tiny_run.session_state(s)
-    with s.game.g.using_ema() as net:
-        average = {k: v.detach().clone() for k, v in net.named_parameters()}
+    g = s.game.g
+    with g.using_ema():
+        average = {k: v.detach().clone() for k, v in g.net.named_parameters()}
     return state, average
 
 

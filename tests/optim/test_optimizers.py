@@ -70,9 +70,10 @@ def test_lr_scaling_rules():
 
 
 def test_ema_halves_its_distance_every_half_life():
-    average = EMA(torch.zeros(1), EMAConfig(half_life_kimg=1.0, rampup=0.0))
+    average = EMA(torch.zeros(1))
+    config = EMAConfig(half_life_kimg=1.0, rampup=0.0)
     for i in range(100):
-        average.update(torch.ones(1), 10 * (i + 1), 10)
+        average.update(torch.ones(1), config.decay(10 * (i + 1), 10))
     assert average.params.item() == pytest.approx(0.5, abs=1e-6)
 
 

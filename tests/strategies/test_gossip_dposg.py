@@ -32,7 +32,7 @@ class Point(nn.Module):
 
 
 def start(rank):
-    return FlatParams(Point(rank), bucket_bytes=SIZE)
+    return FlatParams.from_network(Point(rank), bucket_bytes=SIZE)
 
 
 def slope(w, rank, step, n):

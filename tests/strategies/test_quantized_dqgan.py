@@ -53,7 +53,7 @@ def bilinear(exchange, rank, ranks, steps, *, rate=0.4, noise=0.0, loud=0.0):
     noise: added to every gradient; loud: added to the first number's gradient, which the norm leaves out
     """
     a = torch.linspace(0.5, 1.0, SIZE)
-    x, y = FlatParams(Point(1)), FlatParams(Point(2))
+    x, y = FlatParams.from_network(Point(1)), FlatParams.from_network(Point(2))
     g = torch.Generator().manual_seed(rank)
     loudness = torch.full((SIZE,), noise)
     loudness[0] += loud
@@ -107,7 +107,7 @@ def test_noise_falls_as_one_over_the_number_of_workers(pool):
 
 def test_at_a_rate_of_0_nothing_moves_and_the_residual_is_kept(pool):
     def job(world):
-        flat = FlatParams(Point(1))
+        flat = FlatParams.from_network(Point(1))
         rates = iter([0.2, 0.2, 0.0])
         exchange = QuantizedDescent(ThreeBits(), world.all_ranks, lambda: next(rates), 1 / 2)
         results = []
@@ -130,7 +130,7 @@ def test_at_a_rate_of_0_nothing_moves_and_the_residual_is_kept(pool):
 @pytest.mark.parametrize("value", [float("nan"), 1e39])
 def test_a_step_that_is_not_finite_is_refused_by_all_and_changes_nothing(pool, value):
     def job(world):
-        flat = FlatParams(Point(1).double(), player_name="D")
+        flat = FlatParams.from_network(Point(1).double(), player_name="D")
         exchange = QuantizedDescent(ThreeBits(), world.all_ranks, lambda: 1.0, 1 / 2)
         with flat.exchanging(exchange, 0):
             flat.grads.fill_(0.5)
@@ -169,7 +169,7 @@ def test_the_papers_update_quantizes_a_network_as_one_vector(strategy):
 
 def test_a_residual_of_the_default_form_becomes_one_of_steps():
     """A checkpoint may be of that form, or of a version whose paper_update had it."""
-    flat = FlatParams(Point(0), bucket_bytes=1 << 30)
+    flat = FlatParams.from_network(Point(0), bucket_bytes=1 << 30)
     exchange = QuantizedDescent(Exact(), SingleRankGroup(), lambda: 0.5, include_residual=False)
     bucket = flat.buckets[0]
     bucket.state("previous")

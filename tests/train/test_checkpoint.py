@@ -18,9 +18,10 @@ import torch
 
 import tiny_run
 from advice import Case
+from paragan.comm import checkpoint_files
+from paragan.comm.checkpoint_files import merge_ranks
 from paragan.core.errors import RunError
-from paragan.train import checkpoint
-from paragan.train.checkpoint import Checkpoints, merge_ranks, read_checkpoint
+from paragan.train.checkpoint import Checkpoints, read_checkpoint
 from paragan.train.session import Session
 from processes import (
     final_tensors,
@@ -150,19 +151,19 @@ def test_a_run_with_only_damaged_checkpoints_starts_again_as_advised(run, check_
 def test_a_checkpoint_of_another_version_is_read_by_that_version(tmp_path, check_advice):
     run = tmp_path / "run"
     command = train_args(run, "--kimg=0.032")
-    with mock.patch.object(checkpoint, "FORMAT_VERSION", 1):
+    with mock.patch.object(checkpoint_files, "FORMAT_VERSION", 1):
         train_tiny(run, "--kimg=0.016")
     (path,) = list_checkpoints(run)
     check_advice(
         Case(
             " ".join(command),
-            f"{path}: checkpoint format 1, and this version of paragan reads format {checkpoint.FORMAT_VERSION}. "
+            f"{path}: checkpoint format 1, and this version of paragan reads format {checkpoint_files.FORMAT_VERSION}. "
             "Use the version that wrote it, or another run folder",
             ("~run-dir --run-dir=NEW/new",),
         )
     )
     assert list_checkpoints(run) == [path]
-    with mock.patch.object(checkpoint, "FORMAT_VERSION", 1):
+    with mock.patch.object(checkpoint_files, "FORMAT_VERSION", 1):
         assert "resumed from" in run_cli(*command).out
 
 
@@ -261,7 +262,7 @@ def test_if_one_rank_cannot_write_no_checkpoint_appears(pool, tmp_path):
 
         save(1)
         for step, failing in ((2, 1), (3, 0)):  # its own part
-            broken = mock.patch("paragan.train.checkpoint._write_synced", side_effect=full)
+            broken = mock.patch("paragan.comm.checkpoint_files._write_synced", side_effect=full)
             with (
                 broken if world.rank == failing else nullcontext(),
                 pytest.raises(RunError, match=f"0000000{step} was"),

@@ -89,7 +89,7 @@ def _measure_turn_norms(turn: Turn, session: Session) -> SquaredGradNorms:
     step = session.clock.step
     before = torch.zeros_like(flat.grads)
     lane_norms = list[torch.Tensor]()
-    with flat.exchanging(NoExchange(), step, len(micro_batches)):
+    with turn.player.exchanging(NoExchange(), step, len(micro_batches)):
         for _ in turn.backward(micro_batches, step):
             lane_norms.append(_squared_norm(len(micro_batches) * (flat.grads - before)))
             before.copy_(flat.grads)

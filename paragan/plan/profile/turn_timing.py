@@ -23,7 +23,7 @@ from paragan.game.player import Player
 from paragan.game.turn import alternating, play_turns, start_exchanges
 from paragan.losses.adversarial import Adversarial
 from paragan.plan.profile.profile import NUM_READY_PARTS, TurnProfile
-from paragan.strategies.base import make_lockstep_role
+from paragan.strategies.base import PlayerExchange, make_lockstep_role
 from paragan.train.session import Session
 
 WARM_UP_ROUNDS = 1  # for every kind of step, at every visit
@@ -179,9 +179,9 @@ def time_rounds(session: Session, seconds: float, samples: RoundSamples) -> None
         player.name: TimingExchange(player, generator_timer, use_hooks=not device.capture_passes)
         for player in game.players
     }
-    role = make_lockstep_role(
-        game, SingleRankGroup(), session.role.share, lambda player: exchanges[player.name], alternating
-    )
+    share = session.role.share
+    g, d = (PlayerExchange(exchanges[name], SingleRankGroup(), share.weight) for name in "GD")
+    role = make_lockstep_role(game, share, (g, d), alternating)
     session = dataclasses.replace(session, role=role)
     try:
         for kind in samples.step_kinds:

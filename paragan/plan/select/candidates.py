@@ -66,11 +66,13 @@ def parse_strategy(name: str) -> Any:
     Raises:
         UsageError: names the wrong field.
     """
-    return from_dict(_StrategyField, apply_overrides({}, parse_settings(name))).strategy
+    return from_dict(StrategyField, apply_overrides({}, parse_settings(name))).strategy
 
 
 @config_class
-class _StrategyField:
+class StrategyField:
+    """A strategy as a field, which reads its name or its fields."""
+
     strategy: AnyStrategy
 
 

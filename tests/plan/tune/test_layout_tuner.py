@@ -39,8 +39,9 @@ def played(run):
         for name, p in player.net.named_parameters():
             result |= {f"{player.name}/{name}": p.detach(), f"{player.name}/{name}/gradient": p.grad}
         result |= {f"{player.name}/{name}": buffer for name, buffer in player.net.named_buffers()}
-    with session.game.g.using_ema() as net:
-        return result | {f"average/{name}": p.detach().clone() for name, p in net.named_parameters()}
+    g = session.game.g
+    with g.using_ema():
+        return result | {f"average/{name}": p.detach().clone() for name, p in g.net.named_parameters()}
 
 
 @pytest.mark.parametrize("settings", NETS.values(), ids=NETS)

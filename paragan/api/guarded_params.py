@@ -1,0 +1,81 @@
+"""Flat parameters of a replica: whatever backward adds to their gradients is exchanged, or refused in one line."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from paragan.comm.flat_params import FlatParams
+from paragan.core.errors import UsageError
+
+ANY_NUMBER = sys.maxsize  # of backward passes
+
+
+class GuardedParams(FlatParams):
+    """Flat parameters that take gradients in turns only, and count them.
+
+    label : the replica, in messages
+    names : of the parameters
+    has_simultaneous : whether turns of other replicas are open too
+    """
+
+    def __init__(self, named_parameters: Sequence[tuple[str, nn.Parameter]], bucket_bytes: int, label: str):
+        super().__init__(named_parameters, bucket_bytes)
+        self.label = label
+        self.names = {p: name for name, p in named_parameters}
+        self._views = {p: p.grad for p in self.parameters}
+        self._counts: dict[Tensor, int] = {}
+        self._max_passes = 0  # 0: no turn is open
+        self.has_simultaneous = False
+        self.register_hooks()
+
+    def open(self, max_passes: int) -> None:
+        """Take gradients of so many backward passes."""
+        self._max_passes = max_passes
+        self._counts = dict.fromkeys(self.parameters, 0)
+        for p, view in self._views.items():
+            p.grad = view  # zero_grad() sets None
+
+    def close(self) -> None:
+        """Take no gradients any more."""
+        self._max_passes = 0
+
+    @property
+    def has_gradient(self) -> list[bool]:
+        """Which parameters got a gradient in this turn."""
+        return [self._counts[p] > 0 for p in self.parameters]
+
+    @torch.no_grad()
+    def count_gradient(self, p: Tensor) -> None:
+        name = self.names[p]  # pyright: ignore[reportArgumentType]
+        view = self._views[p]  # pyright: ignore[reportArgumentType]
+        if not self._max_passes:
+            p.grad = None
+            raise UsageError(
+                f"{name}: a backward pass outside a turn of {self.label} reaches it, and its gradient would be lost. "
+                "Run forward and backward inside `with replica.turn():`, or detach() what is only an input"
+            )
+        if p.grad is not view:  # after zero_grad() inside the turn, or backward(create_graph=True)
+            assert view is not None
+            assert p.grad is not None
+            view.copy_(p.grad)
+            p.grad = view
+        self._counts[p] += 1
+        if self._counts[p] > self._max_passes:
+            raise UsageError(self._too_many_passes(name))
+        super().count_gradient(p)
+
+    def _too_many_passes(self, name: str) -> str:
+        if self.has_simultaneous:
+            return (
+                f"{name}: got more gradients than the turn of {self.label} has backward passes, while another turn is "
+                "open. Use turn.backward(loss), which reaches the parameters of that turn only"
+            )
+        return (
+            f"{name}: got a gradient in backward pass {self._max_passes + 1} of a turn of {self.label} that has "
+            f"{self._max_passes}. Use turn(backwards={self._max_passes + 1}), or turn(backwards=None) if their number "
+            "varies"
+        )

@@ -1,0 +1,283 @@
+"""Files of a checkpoint that all ranks write together: complete or absent, safetensors and JSON, no code in them.
+
+checkpoints/00001234/
+    rank0000.safetensors       one file for every rank that has state of its own
+    checkpoint.json            written last: format, ranks, metadata, and size and checksum of every file
+
+A folder is written under a temporary name, synced and renamed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import stat
+import zlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from paragan.comm.world import World
+from paragan.core.errors import RunError, UsageError
+
+FORMAT_VERSION = 2
+CHANNELS_LAST_SUFFIX = "~"
+StateDict = dict[str, Tensor]
+T = TypeVar("T")
+
+
+class CorruptCheckpoint(Exception):
+    """Raised for a checkpoint that cannot be read; the message says why."""
+
+
+# Writing ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class CheckpointFolder:
+    """The checkpoints in a folder. The newest `max_checkpoints` are kept."""
+
+    folder: Path
+    world: World
+    max_checkpoints: int = 2
+
+    def clear_unfinished(self) -> None:
+        """Remove what an interrupted save left behind, while nobody else writes."""
+        for path in self.folder.glob(".writing-*"):
+            shutil.rmtree(path, ignore_errors=True)
+
+    def write(self, name: str, tensors: StateDict, metadata: Mapping[str, Any]) -> Path:
+        """Write a complete checkpoint, or none: if any rank fails, all do. Every rank calls this.
+
+        Args:
+            name: of its folder: digits, which rise from one checkpoint to the next. Others are not found on resume.
+            tensors: of this rank; it writes no file if there are none.
+            metadata: entries of checkpoint.json; those of rank 0 count.
+
+        Raises:
+            RunError: it could not be written. Older checkpoints are untouched.
+        """
+        target = self.folder / name
+        staging = self.folder / f".writing-{name}-{self.world.membership_epoch}"
+        error: OSError | None = None
+        size_bytes = crc32 = 0
+        try:
+            staging.mkdir(parents=True, exist_ok=True)
+            if tensors:
+                size_bytes, crc32 = _write_synced(staging / _rank_filename(self.world.rank), to_bytes(tensors))
+        except OSError as problem:
+            error = problem
+        rows = self._all_gather_row([error is not None, size_bytes, crc32])
+        if not any(failed for failed, _, _ in rows):
+            error = self._commit(staging, target, rows, metadata) if self.world.is_main else None
+            rows = self._all_gather_row([error is not None])
+        failed_ranks = [rank for rank, row in enumerate(rows) if row[0]]
+        if failed_ranks:
+            shutil.rmtree(staging, ignore_errors=True)
+            reason = error or f"rank {failed_ranks[0]} could not write its part"
+            raise RunError(f"checkpoint {target} was not written: {reason}; {self.latest_message()}")
+        return target
+
+    def _all_gather_row(self, row: list[int]) -> list[list[int]]:
+        """Return the rows of all ranks, in rank order."""
+        rows, work = self.world.all_ranks.all_gather(torch.tensor(row))
+        work.wait()
+        return rows.tolist()  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+
+    def _commit(
+        self,
+        staging: Path,
+        target: Path,
+        rows: list[list[int]],
+        extra_metadata: Mapping[str, Any],
+    ) -> OSError | None:
+        """Write checkpoint.json, rename the folder, and remove old checkpoints. Returns the error, if there is one."""
+        files = {
+            _rank_filename(rank): {"bytes": size_bytes, "crc32": crc32}
+            for rank, (_, size_bytes, crc32) in enumerate(rows)
+            if size_bytes
+        }
+        metadata = {
+            "format": FORMAT_VERSION,
+            "ranks": self.world.size,
+            "files": files,
+            **extra_metadata,
+        }
+        text = json.dumps({"crc32": _checksum(metadata), **metadata}, indent=1)
+        try:
+            _write_synced(staging / "checkpoint.json", text.encode())
+            _fsync_dir(staging)
+            if target.exists():
+                shutil.rmtree(target)
+            staging.rename(target)
+            _fsync_dir(self.folder)
+        except OSError as problem:
+            return problem
+        # a damaged checkpoint may be ahead of this one: it does not count
+        until_this_one = [path for path in list_checkpoints(self.folder) if path.name <= target.name]
+        for old in until_this_one[self.max_checkpoints :]:
+            shutil.rmtree(old, ignore_errors=True)
+        return None
+
+    def latest_message(self) -> str:
+        """Say, for messages, which checkpoint the run can be resumed from."""
+        paths = list_checkpoints(self.folder)
+        return f"the last good checkpoint is {paths[0]}" if paths else "there is no checkpoint yet"
+
+
+def list_checkpoints(folder: Path) -> list[Path]:
+    """Return the complete checkpoints in a folder, newest first."""
+    if not folder.is_dir():
+        return []
+    return sorted((p for p in folder.iterdir() if p.name.isdigit() and p.is_dir()), reverse=True)
+
+
+def _rank_filename(rank: int) -> str:
+    return f"rank{rank:04d}.safetensors"
+
+
+def to_bytes(tensors: StateDict) -> bytes:
+    """Serialize as safetensors. These know no memory format, so names of channels-last tensors end with "~"."""
+    stored: StateDict = {}
+    for name, tensor in tensors.items():
+        is_channels_last = tensor.dim() == 4 and not tensor.is_contiguous()
+        stored_name = name + CHANNELS_LAST_SUFFIX if is_channels_last else name
+        stored[stored_name] = tensor.detach().cpu().contiguous()
+    return safetensors.torch.save(stored)
+
+
+def from_bytes(data: bytes) -> StateDict:
+    """Read what `to_bytes` returned."""
+    tensors: StateDict = {}
+    for name, tensor in safetensors.torch.load(data).items():
+        is_channels_last = name.endswith(CHANNELS_LAST_SUFFIX)
+        memory_format = torch.channels_last if is_channels_last else torch.contiguous_format
+        tensors[name.removesuffix(CHANNELS_LAST_SUFFIX)] = tensor.contiguous(memory_format=memory_format)
+    return tensors
+
+
+def _write_synced(path: Path, data: bytes) -> tuple[int, int]:
+    """Write and sync a file. Returns its size in bytes and its crc32."""
+    with path.open("wb") as f:
+        f.write(data)
+        f.flush()
+        os.fsync(f.fileno())
+    return len(data), zlib.crc32(data)
+
+
+def _checksum(metadata: Mapping[str, Any]) -> int:
+    return zlib.crc32(json.dumps(metadata, sort_keys=True).encode())
+
+
+def _fsync_dir(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+# Reading ----------------------------------------------------------------------------------------------
+
+
+def read_metadata(path: Path) -> dict[str, Any]:
+    """Return the contents of a checkpoint's checkpoint.json.
+
+    Raises:
+        CorruptCheckpoint: it is absent or broken.
+        UsageError: another version of paragan wrote it.
+    """
+    try:
+        metadata = json.loads((path / "checkpoint.json").read_text())
+        version = int(metadata["format"])
+        checksum = metadata.pop("crc32", None)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CorruptCheckpoint(f"checkpoint.json: {error}") from error
+    if version != FORMAT_VERSION:
+        raise UsageError(
+            f"{path}: checkpoint format {version}, and this version of paragan reads format {FORMAT_VERSION}. "
+            "Use the version that wrote it, or another run folder"
+        )
+    if checksum != _checksum(metadata):
+        raise CorruptCheckpoint("checkpoint.json does not match its checksum")
+    return metadata
+
+
+def read_files(path: Path, rank: int, ranks: int) -> tuple[dict[str, Any], StateDict]:
+    """Read a checkpoint for one rank: shared state and its own, or the mean of all where the world's size changed.
+
+    Returns:
+        The contents of checkpoint.json, and the tensors.
+
+    Raises:
+        CorruptCheckpoint: a file is missing, or has another size or checksum.
+        UsageError: another version of paragan wrote it.
+    """
+    metadata = read_metadata(path)
+    states: dict[str, StateDict] = {}
+    try:
+        for name, facts in metadata["files"].items():
+            if name not in map(_rank_filename, range(metadata["ranks"])):
+                raise ValueError(f"{name!r} is no file of a rank")
+            states[name] = _read_file(path / name, facts["bytes"], facts["crc32"])
+    except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
+        raise CorruptCheckpoint(f"checkpoint.json: {error!r}") from error
+    local_state = states.get(_rank_filename(rank), {}) if ranks == metadata["ranks"] else {}
+    return metadata, merge_ranks(states.values()) | local_state
+
+
+def read_newest(paths: Iterable[Path], read: Callable[[Path], T]) -> tuple[T | None, list[tuple[Path, str]]]:
+    """Return the first of `paths` that `read` can read, and those before it that it cannot, with the reason."""
+    damaged: list[tuple[Path, str]] = []
+    for path in paths:
+        try:
+            return read(path), damaged
+        except CorruptCheckpoint as error:
+            damaged.append((path, str(error)))
+    return None, damaged
+
+
+def merge_ranks(states: Iterable[StateDict]) -> StateDict:
+    """Merge the states of all ranks for a world of another size: a tensor that several ranks have becomes their mean.
+
+    Replayed images have a name per rank, or are the same on all.
+    """
+    values_by_name: dict[str, list[Tensor]] = {}
+    for state in states:
+        for name, value in state.items():
+            values_by_name.setdefault(name, []).append(value)
+    merged: StateDict = {}
+    for name, values in values_by_name.items():
+        if len(values) == 1:
+            merged[name] = values[0]
+        else:
+            merged[name] = torch.stack([v.double() for v in values]).mean(0).to(values[0].dtype)
+    return merged
+
+
+def select_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> StateDict:
+    """Return the tensors whose names begin with `prefix`, without it."""
+    return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
+
+
+def _read_file(path: Path, size_bytes: int, crc32: int) -> StateDict:
+    try:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode) or status.st_size != size_bytes:
+            raise CorruptCheckpoint(f"{path.name} has {status.st_size} bytes, not {size_bytes}: it was cut off")
+        data = path.read_bytes()
+    except OSError as error:
+        raise CorruptCheckpoint(f"{path.name}: {error.strerror}") from error
+    if zlib.crc32(data) != crc32:
+        raise CorruptCheckpoint(f"{path.name} does not match its checksum")
+    try:
+        return from_bytes(data)
+    except safetensors.SafetensorError as error:
+        raise CorruptCheckpoint(f"{path.name}: {error}") from error
