@@ -24,7 +24,16 @@ import browser
 import rank_pool
 import tiny_estimator
 import tiny_run
-from processes import LONG_RUN_ARG, CliProcesses, reduce_bn_recalibration, run_cli, train_args, train_tiny, usage_error
+from processes import (
+    LONG_RUN_ARG,
+    CliProcesses,
+    free_port,
+    reduce_bn_recalibration,
+    run_cli,
+    train_args,
+    train_tiny,
+    usage_error,
+)
 
 KILL_FILES = ("test_rank_loss.py", "test_killed_ranks.py", "test_killed_workers.py")
 LONG_FILES = ("test_contracts.py", "test_per_label_wcgan.py", "test_fuzz.py", "test_resume.py", "test_gossip_dposg.py")
@@ -41,6 +50,33 @@ def pool() -> Iterator[rank_pool.RankPool]:
     pool = rank_pool.RankPool()
     yield pool
     pool.close()
+
+
+@pytest.fixture
+def in_foreign_group(pool: rank_pool.RankPool) -> Callable[[int, Callable[[], Any]], list[Any]]:
+    """Return a function that runs job() on so many ranks, in a group that a script has formed."""
+
+    def run(size: int, job: Callable[[], Any]) -> list[Any]:
+        port = free_port()
+
+        def form_and_run(world: Any) -> Any:
+            from datetime import timedelta
+            from unittest import mock
+
+            from paragan.comm.process_group import c10d
+            from paragan.comm.world import World
+
+            c10d.destroy_process_group()
+            with mock.patch.object(World, "_formed_default_group", False):
+                address = f"tcp://127.0.0.1:{port}"
+                c10d.init_process_group(
+                    "gloo", init_method=address, rank=world.rank, world_size=size, timeout=timedelta(seconds=20)
+                )
+                return job()
+
+        return pool(size, form_and_run)
+
+    return run
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ shutting them down is how a failing rank makes the others notice at once.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import os
 import socket
@@ -51,7 +50,6 @@ from paragan.core.devices import backend_of
 from paragan.core.errors import Interrupted, RunError, UsageError
 
 FAULT_WINDOW_S = 4.0  # how long ranks wait for the report of the rank that failed first
-_adopted = itertools.count()  # worlds among the ranks of a group that existed
 LOST = "lost "  # prefix of the report of a rank whose exchange failed because of another rank
 
 
@@ -172,7 +170,9 @@ class World:
             launch_info = LaunchInfo(rank, size, rank, size)
         if size == 1:
             return World(launch_info, device, c10d.HashStore(), SingleRankGroup(), timeout_s)
-        store = c10d.PrefixStore(f"paragan/adopted/{next(_adopted)}", c10d.distributed_c10d._get_default_store())
+        shared_store = c10d.distributed_c10d._get_default_store()
+        number = shared_store.add(f"paragan/adoptions/{rank}", 1)  # of this rank's worlds in this group
+        store = c10d.PrefixStore(f"paragan/adopted/{number}", shared_store)
         world = World(launch_info, device, store, SingleRankGroup(), timeout_s)
         world.all_gather_str("")  # names a missing rank, which torch would not
         world._other_sockets = open_sockets()

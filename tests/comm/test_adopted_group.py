@@ -2,39 +2,14 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
-from unittest import mock
-
 import pytest
 import torch
 
 from paragan.comm.launch_info import LaunchInfo
 from paragan.comm.process_group import CommunicationError, c10d
 from paragan.comm.world import World
-from processes import free_port
 
 CPU = torch.device("cpu")
-
-
-@pytest.fixture
-def in_foreign_group(pool):
-    """Return a function that runs job() on so many ranks, in a group that a script has formed."""
-
-    def run(size, job):
-        port = free_port()
-
-        def form_and_run(world):
-            c10d.destroy_process_group()
-            with mock.patch.object(World, "_formed_default_group", False):
-                address = f"tcp://127.0.0.1:{port}"
-                c10d.init_process_group(
-                    "gloo", init_method=address, rank=world.rank, world_size=size, timeout=timedelta(seconds=20)
-                )
-                return job()
-
-        return pool(size, form_and_run)
-
-    return run
 
 
 def sum_over(group):

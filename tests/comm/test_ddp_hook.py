@@ -9,11 +9,11 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from advice import advises
 from paragan.comm.compression.compressors import parse_wire
 from paragan.comm.ddp_hook import ddp_hook
 from paragan.comm.process_group import c10d
 from paragan.core.errors import UsageError
-from tests.advice import advises
 
 SMALL_BUCKETS_MB = 0.002
 SINGLE_BUCKET_MB = 100.0

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from advice import advises
 from paragan.comm.replica_check import ReplicasDiffer, check_replicas, digest
-from tests.advice import advises
 
 Z, X = 4, 6
 
