@@ -83,10 +83,16 @@ class Replica(TrainedParameters):
         self.max_norm, self.ema, self.buffers = max_norm, ema, buffers
         self.turns = 0
         self._named_modules = list(zip(module_labels, self.modules))
-        others = {p for replica in _replicas for flat in replica.flats for p in flat.parameters}
+        for replica in [replica for replica in _replicas if replica.optimizer is optimizer]:
+            replica.release()
+        others = {p for replica in _replicas for p in replica.trained}
         named = check_parameters(self._named_modules, self.label, optimizer, others)
         check_exchange(self.strategy, self.label, named, optimizer, max_norm, ema, buffers, self.world)
         self._all_parameters = [p for module in self.modules for p in module.parameters()]
+        self._untrained = [
+            (name, p) for name, p in self.named_tensors() if isinstance(p, nn.Parameter) and not p.requires_grad
+        ]
+        self._optimizer_size = sum(len(group["params"]) for group in optimizer.param_groups)
         with self._reporting_failures("the start"):
             check_same_networks(self.world, list(self.named_tensors()))
             broadcast_state(self.world, list(self.named_tensors()))
@@ -104,6 +110,7 @@ class Replica(TrainedParameters):
         assert exchange_of_rank
         self.player_exchange = exchange_of_rank
         _replicas.add(self)
+        weakref.finalize(self, _release, flats)
 
     @property
     def parts(self) -> tuple[nn.Module | Optimizer, ...]:
@@ -180,7 +187,13 @@ class Replica(TrainedParameters):
                 f"{self.label}: parameters were added or replaced after its Replica was made, and would not be "
                 "exchanged. Build the whole network first"
             )
-        if sum(len(group["params"]) for group in self.optimizer.param_groups) != len(self.trained):
+        for name, p in self._untrained:
+            if p.requires_grad:
+                raise UsageError(
+                    f"{name}: was frozen when its Replica was made, and its gradient would not be exchanged. Make the "
+                    "Replica first, and freeze the parameter then"
+                )
+        if sum(len(group["params"]) for group in self.optimizer.param_groups) != self._optimizer_size:
             raise UsageError(
                 f"{self.label}: parameters were added to its optimizer after its Replica was made, and would not be "
                 "exchanged. Build the whole optimizer first"
@@ -236,6 +249,11 @@ class Replica(TrainedParameters):
         for flat in self.flats:
             flat.grads.mul_(factor.to(flat.grads))
         return norm
+
+    def release(self) -> None:
+        """Give the modules and the optimizer back, as they are now: nothing is exchanged any more."""
+        _replicas.discard(self)
+        _release(self.guarded)
 
     @property
     def is_in_turn(self) -> bool:
@@ -364,6 +382,11 @@ class _Summary:
         for b in self._buffers:
             b.copy_((self._values[start : start + b.numel()] / self._size).view_as(b))
             start += b.numel()
+
+
+def _release(flats: Sequence[GuardedParams]) -> None:
+    for flat in flats:
+        flat.release()
 
 
 def _update_frozen() -> None:

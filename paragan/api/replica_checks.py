@@ -68,7 +68,7 @@ def parse_exchange(exchange: Any, wire: Any, world: World) -> Any:
 def check_parameters(
     modules: Sequence[tuple[str, nn.Module]], label: str, optimizer: Optimizer, others: set[nn.Parameter]
 ) -> NamedParameters:
-    """Return the parameters that the optimizer moves, by name, in the order of the modules.
+    """Return the parameters that the optimizer moves, by name, in the order of the modules: those that are not frozen.
 
     Args:
         modules: by their labels.
@@ -85,7 +85,7 @@ def check_parameters(
     for module_label, module in modules:
         for name, p in module.named_parameters():
             names.setdefault(p, f"{module_label} {name}")
-    moved = optimizer_parameters(optimizer)
+    moved = {p: None for group in optimizer.param_groups for p in group["params"]}
     for p in moved:
         if p not in names:
             raise UsageError(
@@ -94,7 +94,8 @@ def check_parameters(
             )
         if p in others:
             raise UsageError(
-                f"{names[p]}: is moved by the optimizer of another replica too. Leave it out of one of the optimizers"
+                f"{names[p]}: is moved by the optimizer of another replica too. Leave it out of one of the optimizers, "
+                "or call release() of a replica that is not used any more"
             )
     missing = [name for p, name in names.items() if p.requires_grad and p not in moved and p not in others]
     if missing:
@@ -103,7 +104,7 @@ def check_parameters(
             f"{missing[0]}{others_too}: requires a gradient, and the optimizer of {label} does not hold it. Add it to "
             "the optimizer, or freeze it with requires_grad_(False)"
         )
-    named = [(name, p) for p, name in names.items() if p in moved]
+    named = [(name, p) for p, name in names.items() if p in moved and p.requires_grad]
     for name, p in named:
         _check_parameter(name, p)
     return named
@@ -112,17 +113,8 @@ def check_parameters(
 def _check_parameter(name: str, p: nn.Parameter) -> None:
     if nn.parameter.is_lazy(p):
         raise UsageError(f"{name}: has no shape before its first pass. Run the network once before, or give its sizes")
-    if not p.requires_grad:
-        raise UsageError(
-            f"{name}: is frozen, and the optimizer holds it. Leave it out of the optimizer, or freeze it later"
-        )
     if not p.is_floating_point():
         raise UsageError(f"{name}: is {p.dtype}. Use a floating-point dtype")
-
-
-def optimizer_parameters(optimizer: Optimizer) -> dict[nn.Parameter, None]:
-    """Return all parameters of an optimizer, in order."""
-    return {p: None for group in optimizer.param_groups for p in group["params"]}
 
 
 def check_exchange(

@@ -1,0 +1,458 @@
+"""What a replica refuses: one line that names what is wrong, and advice that works when it is followed."""
+
+from __future__ import annotations
+
+import gc
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+import paragan as pg
+from advice import advises
+from paragan.api import joined_world
+from paragan.core.errors import UsageError
+
+
+def sgd(*modules, lr=0.1, **options):
+    return torch.optim.SGD([p for module in modules for p in module.parameters()], lr, **options)
+
+
+def take_turn(replica, net, **options):
+    with replica.turn(**options):
+        net(torch.ones(1, net.in_features)).sum().backward()
+
+
+# Turns ------------------------------------------------------------------------------------------------------
+
+
+def test_a_backward_outside_a_turn():
+    net = nn.Linear(2, 1)
+    replica = pg.Replica(net, sgd(net))
+    with advises(
+        "Linear bias: a backward pass outside a turn of Linear reaches it, and its gradient would be lost. Run forward "
+        "and backward inside `with replica.turn():`, or detach() what is only an input"
+    ):
+        net(torch.ones(1, 2)).sum().backward()
+    take_turn(replica, net)
+    other = nn.Linear(1, 1)
+    other(net(torch.ones(1, 2)).detach()).sum().backward()
+
+
+def test_a_backward_through_another_replica_outside_its_turn():
+    g, d = nn.Linear(2, 2), nn.Linear(2, 1)
+    gen, disc = pg.Replica(g, sgd(g)), pg.Replica(d, sgd(d))
+    fake = g(torch.ones(1, 2))  # before the turn, where g was trainable
+
+    def play():
+        with disc.turn():
+            d(fake).sum().backward()
+
+    with pytest.raises(UsageError, match="outside a turn of Linear"):
+        play()
+    assert not gen.is_in_turn
+
+
+def test_more_backward_passes_than_declared():
+    net = nn.Linear(2, 1)
+    replica = pg.Replica(net, sgd(net))
+
+    def play(**options):
+        with replica.turn(**options):
+            for _ in range(2):
+                net(torch.ones(1, 2)).sum().backward()
+
+    with advises(
+        "Linear bias: got a gradient in backward pass 2 of a turn of Linear that has 1. Use turn(backwards=2), or "
+        "turn(backwards=None) if their number varies"
+    ):
+        play()
+    play(backwards=2)
+    play(backwards=None)
+    with advises("backwards=0: must be 1 or more. Use 1, or None if the number varies"):
+        play(backwards=0)
+
+
+def test_backward_in_turns_that_are_open_at_once():
+    g, d = nn.Linear(2, 2), nn.Linear(2, 1)
+    gen, disc = pg.Replica(g, sgd(g)), pg.Replica(d, sgd(d))
+    z = torch.ones(1, 2)
+
+    def play_wrongly():
+        with disc.turn(), gen.turn():
+            d(g(z).detach()).sum().backward()
+            d(g(z)).sum().backward()
+
+    with advises(
+        "Linear bias: got more gradients than the turn of Linear has backward passes, while another turn is open. Use "
+        "turn.backward(loss), which reaches the parameters of that turn only"
+    ):
+        play_wrongly()
+    with disc.turn() as d_turn, gen.turn() as g_turn:
+        d_turn.backward(d(g(z).detach()).sum())
+        g_turn.backward(d(g(z)).sum())
+
+
+def test_two_turns_of_one_replica_inside_each_other():
+    net = nn.Linear(2, 1)
+    replica = pg.Replica(net, sgd(net))
+
+    def play_wrongly():
+        with replica.turn():
+            take_turn(replica, net)
+
+    with advises(
+        "Linear: a turn begins inside another turn of the same replica. Close the first one, or use turn(backwards=2) "
+        "for two passes of one step"
+    ):
+        play_wrongly()
+    take_turn(replica, net)
+
+
+def test_weights(pool):
+    def job(world):
+        net = nn.Linear(2, 1)
+        replica = pg.Replica(net, sgd(net), world=world, exchange="gossip")
+        with advises("weight=3: exchange=gossip does not average the gradient of every turn. Leave weight out"):
+            take_turn(replica, net, weight=3)
+        take_turn(replica, net)
+        with advises("weight=-1: must be 0 or more. Use the number of samples of this rank's batch"):
+            take_turn(replica, net, weight=-1)
+        net = nn.Linear(2, 1)
+        take_turn(pg.Replica(net, sgd(net), world=world), net, weight=4)
+
+    pool(2, job)
+
+
+def test_a_scaler_with_the_steps_of_a_paper():
+    net = nn.Linear(2, 1)
+    replica = pg.Replica(net, sgd(net), exchange="DQGAN")
+    with advises("scaler: exchange=DQGAN takes its own steps. Leave scaler out"):
+        take_turn(replica, net, scaler=torch.amp.GradScaler("cpu"))
+    take_turn(replica, net)
+
+
+def test_networks_that_change_after_the_start():
+    net = nn.Sequential(nn.Linear(2, 1))
+    replica = pg.Replica(net, sgd(net))
+    net.append(nn.Linear(1, 1))
+    with (
+        advises(
+            "Sequential: parameters were added or replaced after its Replica was made, and would not be exchanged. "
+            "Build the whole network first"
+        ),
+        replica.turn(),
+    ):
+        pass
+    replica.release()
+    with pg.Replica(net, sgd(net)).turn():
+        pass
+
+
+def test_optimizers_that_change_after_the_start():
+    net = nn.Linear(2, 1)
+    optimizer = sgd(net)
+    replica = pg.Replica(net, optimizer)
+    optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))]})
+    with advises(
+        "Linear: parameters were added to its optimizer after its Replica was made, and would not be exchanged. Build "
+        "the whole optimizer first"
+    ):
+        take_turn(replica, net)
+    replica.release()
+    take_turn(pg.Replica(net, sgd(net)), net)
+
+
+def test_modules_that_are_moved_after_the_start():
+    net = nn.Linear(2, 1)
+    replica = pg.Replica(net, sgd(net))
+    net.double()
+    with advises(
+        "Linear: its parameters were moved after its Replica was made (to(), half(), .data=). Move them first"
+    ):
+        take_turn(replica, net)
+    replica.release()
+    net.float()
+    take_turn(pg.Replica(net, sgd(net)), net)
+
+
+def test_a_parameter_that_is_unfrozen_after_the_start():
+    net = nn.Linear(2, 1)
+    net.bias.requires_grad_(False)
+    replica = pg.Replica(net, sgd(net))
+    take_turn(replica, net)
+    net.bias.requires_grad_(True)
+    with advises(
+        "Linear bias: was frozen when its Replica was made, and its gradient would not be exchanged. Make the Replica "
+        "first, and freeze the parameter then"
+    ):
+        take_turn(replica, net)
+    replica.release()
+    replica = pg.Replica(net, sgd(net))
+    net.bias.requires_grad_(False)
+    before = net.bias.item()
+    take_turn(replica, net)
+    assert net.bias.item() == before
+
+
+# Construction -----------------------------------------------------------------------------------------------
+
+
+def test_modules_and_optimizers_that_do_not_fit():
+    a, b = nn.Linear(2, 1), nn.Linear(1, 1)
+    with advises("modules: is empty. Use a module or a list of modules"):
+        pg.Replica([], sgd(a))
+    with advises("modules: holds a str. Use a module or a list of modules"):
+        pg.Replica([a, "b"], sgd(a))
+    with advises("optimizer: is a list. Use a torch.optim.Optimizer"):
+        pg.Replica(a, [])
+    with advises(
+        "optimizer: holds a parameter [1, 1] that Linear has not. Give the modules that it belongs to, or leave it out "
+        "of the optimizer"
+    ):
+        pg.Replica(a, sgd(a, b))
+    with advises(
+        "Linear 2 weight (and 1 more): requires a gradient, and the optimizer of Linear 1 and Linear 2 does not hold "
+        "it. Add it to the optimizer, or freeze it with requires_grad_(False)"
+    ):
+        pg.Replica([a, b], sgd(a))
+    pg.Replica([a, b], sgd(a, b)).release()
+    b.requires_grad_(False)
+    pg.Replica([a, b], sgd(a))
+
+
+def test_parameters_of_two_optimizers():
+    a, b = nn.Linear(2, 1), nn.Linear(1, 1)
+    first = pg.Replica(a, sgd(a))
+    with advises(
+        "Linear 1 weight: is moved by the optimizer of another replica too. Leave it out of one of the optimizers, or "
+        "call release() of a replica that is not used any more"
+    ):
+        pg.Replica([a, b], sgd(a, b))
+    second = pg.Replica([a, b], sgd(b))  # it uses `a`, which the first one moves
+    with second.turn():
+        b(a(torch.ones(1, 2))).sum().backward()
+    take_turn(first, a)
+    first.release()
+    second.release()
+    pg.Replica([a, b], sgd(a, b))
+
+
+def test_parameters_that_cannot_be_trained():
+    frozen = nn.Linear(1, 1).requires_grad_(False)
+    with advises("Linear: has no parameters to train. Give modules with parameters that require gradients"):
+        pg.Replica(frozen, sgd(frozen))
+    lazy = nn.LazyLinear(1)
+    with advises(
+        "LazyLinear weight: has no shape before its first pass. Run the network once before, or give its sizes"
+    ):
+        pg.Replica(lazy, sgd(lazy))
+    lazy(torch.ones(1, 2))
+    pg.Replica(lazy, sgd(lazy))
+    wave = nn.Linear(1, 1, dtype=torch.complex64)
+    with advises("Linear weight: is torch.complex64. Use a floating-point dtype"):
+        pg.Replica(wave, sgd(wave))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "advice", "right"),
+    [
+        ({"max_norm": 0}, "max_norm=0: must be positive. Use 1, or None to clip nothing", {"max_norm": 1}),
+        ({"ema": 1.5}, "ema=1.5: must be between 0 and 1. Use 0.999, or None for no average", {"ema": 0.999}),
+        ({"buffers": "sum"}, "buffers=sum: there is no such choice. Use mean or own", {"buffers": "own"}),
+        (
+            {"exchange": 3},
+            "exchange: is a int. Use the name of a strategy, such as sync or gossip",
+            {"exchange": "gossip"},
+        ),
+        (
+            {"exchange": "async"},
+            "exchange=async: gives ranks or turns other roles, which a loop of yours cannot play. Use paragan train, "
+            "Estimator or ScalingManager for it, or exchange=sync, quantized or gossip",
+            {"exchange": "quantized"},
+        ),
+        (
+            {"exchange": "DPOSG", "max_norm": 1.0},
+            "max_norm=1: exchange=DPOSG takes its own steps. Leave max_norm out",
+            {"exchange": "DPOSG"},
+        ),
+    ],
+)
+def test_options(wrong, advice, right):
+    net = nn.Linear(2, 1)
+    with advises(advice):
+        pg.Replica(net, sgd(net), **wrong)
+    take_turn(pg.Replica(net, sgd(net), **right), net)
+
+
+def test_unknown_names_get_the_nearest():
+    net = nn.Linear(2, 1)
+    with pytest.raises(UsageError, match="did you mean int8"):
+        pg.Replica(net, sgd(net), wire="imt8")
+    with pytest.raises(UsageError, match="did you mean gossip"):
+        pg.Replica(net, sgd(net), exchange="gosip")
+    with pytest.raises(UsageError, match=r"did you mean .*sync_period"):
+        pg.Replica(net, sgd(net), exchange={"name": "sync", "sync_perod": 2})
+    with pytest.raises(UsageError, match="per-label"):
+        pg.Replica(net, sgd(net), exchange="per-label")
+
+
+def test_the_steps_of_a_paper_need_plain_descent():
+    net = nn.Linear(2, 1)
+    with advises(
+        "exchange=DQGAN: takes plain gradient steps of its own. Use torch.optim.SGD with one learning rate, without "
+        "momentum and weight decay"
+    ):
+        pg.Replica(net, sgd(net, momentum=0.9), exchange="DQGAN")
+    pg.Replica(net, sgd(net), exchange="DQGAN").release()
+    other = nn.Linear(2, 1).double()
+    with advises("exchange=DQGAN: parameters have several dtypes. Use one"):
+        pg.Replica([net, other], sgd(net, other), exchange="DQGAN")
+    pg.Replica([net, other.float()], sgd(net, other), exchange="DQGAN")
+
+
+def test_a_lossy_wire_of_other_dtypes(pool):
+    def job(world):
+        net = nn.Linear(2, 1).double()
+        with advises("wire=int8: Linear weight is not float32. Use wire=exact, or float32 parameters"):
+            pg.Replica(net, sgd(net), world=world, wire="int8")
+        pg.Replica(net, sgd(net), world=world, wire="exact").release()
+        net.float()
+        pg.Replica(net, sgd(net), world=world, wire="int8")
+
+    pool(2, job)
+
+
+def test_modules_on_another_kind_of_device(pool):
+    def job(world):
+        net = nn.Linear(2, 1, device="meta")
+        with advises(
+            "Linear weight: is on meta, and the ranks communicate for cpu. Use paragan.join(device='meta'), or move "
+            "the modules"
+        ):
+            pg.Replica(net, sgd(net), world=world)
+        net = nn.Linear(2, 1)
+        pg.Replica(net, sgd(net), world=world)
+
+    pool(2, job)
+
+
+def test_ranks_with_different_networks(pool):
+    def job(world):
+        net = nn.Linear(2, 1 + world.rank)
+        with advises(
+            "ranks have different networks: Linear weight float32 [1, 2] on rank 0, Linear weight float32 [2, 2] on "
+            "rank 1. Build the same network on all ranks"
+        ):
+            pg.Replica(net, sgd(net), world=world)
+
+    pool(2, job)
+
+
+# Files ------------------------------------------------------------------------------------------------------
+
+
+def test_what_cannot_be_saved(tmp_path):
+    net = nn.Linear(2, 1)
+    replica = pg.Replica(net, sgd(net))
+    with advises("replicas: there is none. Use save(folder, gen, disc) and load(folder, gen, disc)"):
+        pg.save(tmp_path)
+    with advises("replicas: holds a Linear. Use paragan.Replica"):
+        pg.save(tmp_path, net)
+    with advises("max_checkpoints=0: must be 1 or more. Use 2"):
+        pg.save(tmp_path, replica, max_checkpoints=0)
+    with advises("extra: Object of type Tensor is not JSON serializable. Use numbers, texts, lists and mappings only"):
+        pg.save(tmp_path, replica, extra={"x": torch.ones(1)})
+
+    def save_inside():
+        with replica.turn():
+            pg.save(tmp_path, replica)
+
+    with advises("Linear: its turn is open. Save and load between turns"):
+        save_inside()
+    pg.save(tmp_path, replica, extra={"x": [1.0]}, max_checkpoints=2)
+
+
+def test_what_cannot_be_loaded(tmp_path):
+    net, other = nn.Linear(2, 1), nn.Linear(3, 1)
+    replica = pg.Replica(net, sgd(net))
+    folder = pg.save(tmp_path, replica)
+    with advises(f"{folder}: holds 1 replicas (Linear), not 2. Give as many, in order"):
+        pg.load(tmp_path, replica, pg.Replica(other, sgd(other)))
+    with advises(
+        f"{folder}: holds other networks: Linear weight was [1, 2], now [1, 3]. Build the networks that were saved"
+    ):
+        pg.load(tmp_path, pg.Replica(other, sgd(other)))
+    same = nn.Linear(2, 1)
+    with advises(f"{folder}: lacks an average of Linear. Use ema as it was when it was saved"):
+        pg.load(tmp_path, pg.Replica(same, sgd(same), ema=0.9))
+    with advises(
+        f"{folder}: Linear was saved with exchange name=sync, now gossip. Use the exchange and wire that it was saved "
+        "with"
+    ):
+        pg.load(tmp_path, pg.Replica(same, sgd(same), exchange="gossip"))
+    assert pg.load(tmp_path, pg.Replica(same, sgd(same))) == {}
+    assert torch.equal(same.weight, net.weight)
+    with advises("load: 'cpu' is not a replica. Use device='cpu'"):
+        pg.load(tmp_path, "cpu")
+
+
+def test_files_that_are_damaged_or_of_something_else(tmp_path, finished):
+    net = nn.Linear(2, 1)
+    replica = pg.Replica(net, sgd(net))
+    with advises("was not written by paragan.save. Use the folder that was given to paragan.save"):
+        pg.load(finished / "checkpoints", replica)
+    folder = pg.save(tmp_path, replica)
+    assert pg.load(tmp_path, replica) == {}
+    (folder / "checkpoint.json").write_text("{}")
+    with (
+        pytest.warns(UserWarning, match="damaged"),
+        advises(f"{tmp_path}: every save is damaged. Use another folder to start again"),
+    ):
+        pg.load(tmp_path, replica)
+    assert pg.load(tmp_path / "other", replica) is None
+
+
+def test_ranks_that_see_different_saves(pool, tmp_path):
+    def job(world):
+        net = nn.Linear(2, 1)
+        replica = pg.Replica(net, sgd(net), world=world)
+        pg.save(tmp_path, replica)
+        with advises("ranks see different saves (00000001, ). Use storage that all ranks share"):
+            pg.load(tmp_path if world.is_main else tmp_path / "absent", replica)
+        assert pg.load(tmp_path, replica) == {}
+
+    pool(2, job)
+
+
+# Positions --------------------------------------------------------------------------------------------------
+
+
+def test_positions_and_small_data():
+    with advises("position=-1: must not be negative. Use 0 or more"):
+        pg.rng(-1)
+    pg.rng(0)
+    sampler = pg.shard(range(4))
+    with advises("position=-1: must not be negative. Use the number of samples used so far"):
+        sampler.position = -1
+    sampler.position = 2
+    three = SimpleNamespace(size=3, rank=0)
+    with advises("dataset: has 2 samples for 3 ranks. Use more data, or fewer ranks"):
+        pg.shard(range(2), world=three)
+    pg.shard(range(3), world=three)
+
+
+def test_a_timeout_that_is_no_time(monkeypatch):
+    monkeypatch.setattr(joined_world, "_world", None)
+    with advises("timeout_s=0: must be positive. Use 600"):
+        pg.join(timeout_s=0)
+    assert pg.join(timeout_s=600, device="cpu").size == 1
+
+
+def test_a_replica_that_is_gone_leaves_the_network_to_others():
+    net = nn.Linear(2, 1)
+    pg.Replica(net, sgd(net))
+    gc.collect()
+    net(torch.ones(1, 2)).sum().backward()
+    take_turn(pg.Replica(net, sgd(net)), net)
