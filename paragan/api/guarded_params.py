@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -14,12 +14,17 @@ from paragan.core.errors import UsageError
 ANY_NUMBER = sys.maxsize  # of backward passes
 
 
+def _no_op() -> None:
+    pass
+
+
 class GuardedParams(FlatParams):
     """Flat parameters that take gradients in turns only, and count them.
 
     label : the replica, in messages
     names : of the parameters
     has_simultaneous : whether turns of other replicas are open too
+    before_exchange : is called before the first gradient of a turn is sent
     """
 
     def __init__(self, named_parameters: Sequence[tuple[str, nn.Parameter]], bucket_bytes: int, label: str):
@@ -30,6 +35,7 @@ class GuardedParams(FlatParams):
         self._counts: dict[Tensor, int] = {}
         self._max_passes = 0  # 0: no turn is open
         self.has_simultaneous = False
+        self.before_exchange: Callable[[], None] = _no_op
         self.register_hooks()
 
     def open(self, max_passes: int) -> None:
@@ -66,6 +72,7 @@ class GuardedParams(FlatParams):
         self._counts[p] += 1
         if self._counts[p] > self._max_passes:
             raise UsageError(self._too_many_passes(name))
+        self.before_exchange()
         super().count_gradient(p)
 
     def _too_many_passes(self, name: str) -> str:

@@ -17,6 +17,7 @@ got a gradient, and tells the other ranks why it failed.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import weakref
 from collections.abc import Generator, Iterator, Mapping, Sequence
@@ -43,6 +44,7 @@ from paragan.core.errors import RunError, UsageError
 from paragan.game.trained_parameters import Optimizer, TrainedParameters
 
 _replicas: weakref.WeakSet[Replica] = weakref.WeakSet()
+_numbers = itertools.count()
 
 
 class Replica(TrainedParameters):
@@ -60,6 +62,7 @@ class Replica(TrainedParameters):
     buffers   : "mean": floating-point buffers are averaged over ranks after every turn; "own": every rank keeps its own
     world     : of `paragan.join()`; None: the world that it returns
     turns     : how many turns were completed
+    number    : of this replica in its world, the same on all ranks
 
     Raises UsageError, naming the argument, if they do not fit together.
     """
@@ -96,6 +99,7 @@ class Replica(TrainedParameters):
         with self._reporting_failures("the start"):
             check_same_networks(self.world, list(self.named_tensors()))
             broadcast_state(self.world, list(self.named_tensors()))
+            self.number = int(self.world.all_gather_str(str(next(_numbers)))[0])
         size = bucket_bytes(self.strategy.wire, single_bucket=self.strategy.uses_single_bucket)
         kinds = dict.fromkeys((p.dtype, p.device) for _, p in named)
         flats = [
@@ -147,8 +151,12 @@ class Replica(TrainedParameters):
             scale = scaler.get_scale()  # what the wire loses is kept in units of the gradient
             exchange = DeliverNonFinite(exchange)
         with self._reporting_failures(f"turn {self.turns}"), self._open(turn, backwards, scale):
+            check_same_turn = _TurnNumbers(self).check
+            for flat in self.guarded:
+                flat.before_exchange = check_same_turn
             with self.exchanging(exchange, self.turns, passes):
                 yield turn
+                check_same_turn()
                 self.mark_backward_done()
                 summary = _Summary(self, weight)
             if summary.any_gradient():
@@ -331,6 +339,34 @@ class ReplicaTurn:
         """Run backward to the parameters of this turn's replica only: for turns that are open at once."""
         inputs = [p for p in self._replica.trained if p.requires_grad]
         loss.backward(inputs=inputs, **options)  # pyright: ignore[reportUnknownMemberType]
+
+
+class _TurnNumbers:
+    """Which turn each rank plays: a small message that is under way during the forward pass.
+
+    Otherwise the gradients of one replica could be added to those of another one.
+    """
+
+    def __init__(self, replica: Replica):
+        self._replica = replica
+        self._work = None
+        if replica.shares_steps:
+            numbers = torch.tensor([replica.number, replica.turns], device=replica.flats[0].params.device)
+            self._sums = torch.cat([numbers, numbers.square()])
+            self._work = replica.world.all_ranks.all_reduce_sum(self._sums)
+
+    def check(self) -> None:
+        """Raise UsageError on all ranks unless all play the same turn. Only the first call waits for the others."""
+        if self._work:
+            self._work.wait()
+            self._work = None
+            size = self._replica.world.size
+            number, turn, *squares = self._sums.tolist()  # pyright: ignore[reportUnknownMemberType]
+            if [number**2, turn**2] != [size * square for square in squares]:
+                raise UsageError(
+                    f"{self._replica.label}: another rank plays the turn of another replica. Take the same turns in "
+                    "the same order on all ranks: decide by the step, not by the loss or random numbers of a rank"
+                )
 
 
 class _Summary:

@@ -196,6 +196,29 @@ def test_a_parameter_that_is_unfrozen_after_the_start():
     assert net.bias.item() == before
 
 
+def test_ranks_that_take_different_turns(pool):
+    """Reported of EnCodec trainers (encodec-pytorch#30), where each rank drew whether D trains."""
+
+    def job(world):
+        a, b = nn.Linear(2, 1), nn.Linear(2, 1)
+        first, second = (pg.Replica(net, sgd(net), world=world) for net in (a, b))
+        take_turn(first, a)
+        take_turn(second, b)
+        with advises(
+            "Linear: another rank plays the turn of another replica. Take the same turns in the same order on all "
+            "ranks: decide by the step, not by the loss or random numbers of a rank"
+        ):
+            take_turn(*((first, a) if world.is_main else (second, b)))
+        return tensors_of(a, b)
+
+    first, second = pool(2, job)
+    assert first == second
+
+
+def tensors_of(*modules):
+    return [p.tolist() for module in modules for p in module.parameters()]
+
+
 # Construction -----------------------------------------------------------------------------------------------
 
 
