@@ -6,5 +6,5 @@
         scale_mgr.train(gan)
     scale_mgr.eval(metric="fid")
 
-Under torchrun or srun every process runs the same script.
+Under torchrun, srun or mpirun every process runs the same script.
 """

@@ -33,13 +33,13 @@ BENCH_HELP = """
   paragan bench data --data photos/                                  images per second of the data pipeline
 """
 
-STRATEGIES_HELP = """Start it with a launcher (torchrun, srun), or with --ranks N. The game has no networks, so
+STRATEGIES_HELP = """Start it with a launcher (torchrun, srun, mpirun), or with --ranks N. The game has no networks, so
 what is timed is the exchange. `sync+int4` is a strategy with another wire,
 `async+split=1:3+max_lead_rounds=2` one with other fields (without commas). --rounds is rounded up to whole
 periods of snapshot_every and sync_period.
 """
 
-LINKS_HELP = """Start it with a launcher (torchrun, srun), or with --ranks N. For each pair of hosts in turn,
+LINKS_HELP = """Start it with a launcher (torchrun, srun, mpirun), or with --ranks N. For each pair of hosts in turn,
 latency and rates are measured, in one direction, in the other, and in both; then for all hosts at once. A pair takes
 about a second, more if the latency is high. The file can also be written by hand: see docs/planning.md.
 """

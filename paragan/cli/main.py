@@ -10,6 +10,7 @@ import argparse
 import os
 import signal
 import sys
+import time
 from collections.abc import Sequence
 from typing import NoReturn
 
@@ -23,9 +24,12 @@ from paragan.cli.plan import add_plan_command
 from paragan.cli.report import add_report_command
 from paragan.cli.sample import add_sample_command, add_serve_command
 from paragan.cli.train import EXAMPLES, add_recipes_command, add_train_command
+from paragan.comm.launch_info import LaunchInfo
 from paragan.core.errors import Interrupted, RunError, UsageError
 from paragan.core.version import __version__
 from paragan.train.local_launcher import LAUNCHER_PIPE_ENV, watch_launcher
+
+MPIRUN_EXIT_DELAY_S = 5.0  # Open MPI kills all ranks as soon as one fails: rank 0 says why before the others end
 
 
 def entry_point() -> NoReturn:
@@ -37,7 +41,7 @@ def entry_point() -> NoReturn:
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL and not is_rank:  # as __main__ sets it
         signal.signal(signal.SIGINT, signal.default_int_handler)
     status = main()
-    if os.environ.get("WORLD_SIZE", os.environ.get("SLURM_STEP_NUM_TASKS", "1")) != "1":
+    if _launch_info().size > 1:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)
@@ -68,10 +72,20 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _report_error(status: int, message: str, main_rank_only: bool) -> int:
-    rank = os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0"))
-    if rank == "0" or not main_rank_only:
+    info = _launch_info()
+    if info.rank == 0 or not main_rank_only:
         sys.stderr.write(f"paragan: {' '.join(message.split())}\n")
+    elif info.is_of_mpirun:
+        time.sleep(MPIRUN_EXIT_DELAY_S)
     return status
+
+
+def _launch_info() -> LaunchInfo:
+    """Return the rank of this process, as far as its environment says so: no command may have run yet."""
+    try:
+        return LaunchInfo.from_environment()
+    except UsageError:
+        return LaunchInfo()
 
 
 def build_parser() -> Parser:

@@ -1,23 +1,55 @@
-"""Where a launcher put a process: read from the environment variables of torchrun, srun or `paragan --ranks`."""
+"""Where a launcher put a process: read from the variables of torchrun, srun, mpirun or `paragan --ranks`."""
 
 from __future__ import annotations
 
 import os
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
 
 from paragan.core.errors import UsageError
 
+
+class LauncherVariables(NamedTuple):
+    """Names of the environment variables of a launcher.
+
+    job : those that tell its jobs apart, and have the same value on all ranks of a job
+    """
+
+    rank: str
+    size: str
+    local_rank: str
+    local_size: str
+    job: tuple[str, ...] = ()
+
+
+TORCHRUN = LauncherVariables("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+SRUN = LauncherVariables("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE")
+OPEN_MPI = LauncherVariables(
+    "OMPI_COMM_WORLD_RANK",
+    "OMPI_COMM_WORLD_SIZE",
+    "OMPI_COMM_WORLD_LOCAL_RANK",
+    "OMPI_COMM_WORLD_LOCAL_SIZE",
+    ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"),
+)
+MVAPICH = LauncherVariables(
+    "MV2_COMM_WORLD_RANK",
+    "MV2_COMM_WORLD_SIZE",
+    "MV2_COMM_WORLD_LOCAL_RANK",
+    "MV2_COMM_WORLD_LOCAL_SIZE",
+    ("MPIRUN_ID",),
+)
+HYDRA = LauncherVariables("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", ("I_MPI_HYDRA_UUID",))
+MPIRUN = (OPEN_MPI, MVAPICH, HYDRA)  # Hydra is the mpirun of MPICH and Intel MPI
+
 # variables of launchers that are not read: (rank, number of ranks)
 UNREAD_LAUNCHERS = (
-    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),  # mpirun of Open MPI, also on AzureML
-    ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),  # MVAPICH
-    ("PMI_RANK", "PMI_SIZE"),  # mpiexec of MPICH and Intel MPI
     ("PALS_RANKID", "PALS_SIZE"),  # HPE Cray
-    ("JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE"),  # jsrun
-    ("FLUX_TASK_RANK", "FLUX_JOB_SIZE"),  # Flux
+    ("JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE"),  # jsrun, which sets those of Open MPI, too
+    ("FLUX_TASK_RANK", "FLUX_JOB_SIZE"),  # Flux, which sets those of PMI, too
 )
-UNREAD_LOCAL = ("MPI_LOCALRANKID", "MPI_LOCALNRANKS")  # the same among the ranks of a host: Hydra of MPICH
 UNREAD_RANK = "PMIX_RANK"  # of a launcher that speaks PMIx, such as prun; the number of ranks is in no variable
 
 
@@ -34,60 +66,92 @@ class LaunchInfo:
     local_size: int = 1
     variables: str = field(default="", compare=False)
 
+    @property
+    def is_of_mpirun(self) -> bool:
+        """Whether mpirun started this process, among others."""
+        return self.variables.startswith(tuple(names.rank for names in MPIRUN))
+
     @staticmethod
     def from_environment(env: Mapping[str, str] = os.environ) -> LaunchInfo:
-        """Read torchrun's variables, else those of srun's tasks; without either it is a single process.
+        """Read torchrun's variables, else those of srun's tasks, else mpirun's; without any it is a single process.
 
         Raises:
             UsageError: the variables are incomplete or contradict each other, or another launcher started several
                 processes, each of which would train the same run.
         """
-        if "RANK" in env and "WORLD_SIZE" in env:
-            names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-        elif "SLURM_STEP_NUM_TASKS" in env and "SLURM_PROCID" in env:
-            names = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE")
-        elif "RANK" in env or "WORLD_SIZE" in env:
-            raise UsageError(
-                "RANK, WORLD_SIZE: only one of them is set. Set both, as torchrun does, or neither",
-                same_on_all_ranks=False,
-            )
-        else:
+        launcher = _find_launcher(env)
+        if launcher is None:
             _require_known_launcher(env, LaunchInfo())
             return LaunchInfo()
-        rank = _read_int(env, names[0])
-        size = _read_int(env, names[1])
-        local_rank = _read_int(env, names[2], 0)
-        local_size = _read_int(env, names[3], 1)
+        rank = _read_int(env, launcher.rank)
+        size = _read_int(env, launcher.size)
+        local_rank = _read_int(env, launcher.local_rank, 0)
+        local_size = _read_int(env, launcher.local_size, 1)
         if not 0 <= rank < size:
             raise UsageError(
-                f"{names[0]}={rank}: must be from 0 to {size - 1}, since {names[1]}={size}", same_on_all_ranks=False
+                f"{launcher.rank}={rank}: must be from 0 to {size - 1}, since {launcher.size}={size}",
+                same_on_all_ranks=False,
             )
-        variables = f"{names[0]}={rank}, {names[1]}={size}"
+        variables = f"{launcher.rank}={rank}, {launcher.size}={size}"
         info = LaunchInfo(rank, size, local_rank, max(local_size, local_rank + 1), variables)
-        if names[0] == "SLURM_PROCID":
+        if launcher is not TORCHRUN:
             _require_known_launcher(env, info)  # mpirun starts its daemons with srun
         return info
 
 
+def _find_launcher(env: Mapping[str, str]) -> LauncherVariables | None:
+    """Return the variables that count this process among others, if those of a launcher that is read do.
+
+    Raises:
+        UsageError: one of torchrun's variables is missing.
+    """
+    if TORCHRUN.rank in env and TORCHRUN.size in env:
+        return TORCHRUN
+    if SRUN.rank in env and SRUN.size in env:
+        return SRUN
+    if TORCHRUN.rank in env or TORCHRUN.size in env:
+        raise UsageError(
+            "RANK, WORLD_SIZE: only one of them is set. Set both, as torchrun does, or neither",
+            same_on_all_ranks=False,
+        )
+    if any(_counts_several(env, size_name) for _, size_name in UNREAD_LAUNCHERS):
+        return None
+    complete = (names for names in MPIRUN if all(name in env for name in names[:4]))
+    return next((names for names in complete if env[names.size] != "1"), None)
+
+
+def _counts_several(env: Mapping[str, str], size_name: str) -> bool:
+    size = env.get(size_name, "")
+    return size.isdigit() and int(size) > 1
+
+
 def _require_known_launcher(env: Mapping[str, str], info: LaunchInfo) -> None:
-    """Raise UsageError if a launcher that is not read counts other ranks than `info`."""
+    """Raise UsageError if another launcher than that of `info` counts other ranks."""
     counts = [(*names, info.rank, info.size) for names in UNREAD_LAUNCHERS]
-    counts.append((*UNREAD_LOCAL, info.local_rank, info.local_size))
+    counts += [(names.rank, names.size, info.rank, info.size) for names in MPIRUN]
+    counts.append((HYDRA.local_rank, HYDRA.local_size, info.local_rank, info.local_size))
     for rank_name, size_name, known_rank, known_size in counts:
-        size = env.get(size_name, "")
-        rank = env.get(rank_name, "")
-        if size.isdigit() and int(size) > 1 and (rank, size) != (str(known_rank), str(known_size)):
-            raise _unread_launcher_error(f"{size_name}={size}", f"each of the {size} processes")
+        numbers = (env.get(rank_name), env.get(size_name))
+        if _counts_several(env, size_name) and numbers != (str(known_rank), str(known_size)):
+            raise _unread_launcher_error(
+                info, f"{size_name}={env[size_name]}", f"each of the {env[size_name]} processes"
+            )
     rank = env.get(UNREAD_RANK, "")
-    has_size = any(env.get(size_name) for _, size_name in UNREAD_LAUNCHERS) or info.variables
+    has_size = any(env.get(size_name) for _, size_name, _, _ in counts[:-1]) or info.variables
     if rank.isdigit() and (rank != str(info.rank) or not has_size):
-        raise _unread_launcher_error(f"{UNREAD_RANK}={rank}", "each of its processes")
+        raise _unread_launcher_error(info, f"{UNREAD_RANK}={rank}", "each of its processes")
 
 
-def _unread_launcher_error(variable: str, processes: str) -> UsageError:
+def _unread_launcher_error(info: LaunchInfo, variable: str, processes: str) -> UsageError:
+    if info.variables:
+        return UsageError(
+            f"{variable}: contradicts {info.variables}, since one launcher started the other. Start with one of them "
+            "alone, or set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT",
+            same_on_all_ranks=False,
+        )
     return UsageError(
         f"{variable}: its launcher is not read, and {processes} would train the same run. Set RANK, WORLD_SIZE, "
-        "MASTER_ADDR and MASTER_PORT from it, or start with torchrun, srun or `--ranks N` of paragan",
+        "MASTER_ADDR and MASTER_PORT from it, or start with torchrun, srun, mpirun or `--ranks N` of paragan",
         same_on_all_ranks=False,
     )
 
@@ -97,7 +161,7 @@ def _read_int(env: Mapping[str, str], name: str, default: int | None = None) -> 
     text = env.get(name, "" if default is None else str(default))
     digits = text.split("(")[0].split(",")[0]  # SLURM writes 4(x2): 4 tasks on each of 2 nodes
     if not digits.isdigit():
-        raise UsageError(f"{name}={text!r}: must be a number, as torchrun and srun set it", same_on_all_ranks=False)
+        raise UsageError(f"{name}={text!r}: must be a number, as its launcher sets it", same_on_all_ranks=False)
     return int(digits)
 
 
@@ -107,14 +171,50 @@ def master_address(env: Mapping[str, str]) -> tuple[str, int]:
     Raises:
         UsageError: there is no MASTER_ADDR, or MASTER_PORT is no port.
     """
-    address = env.get("MASTER_ADDR") or _first_host(env.get("SLURM_STEP_NODELIST", ""))
+    launcher = _find_launcher(env)
+    if launcher in MPIRUN:
+        default_address, default_port = _mpirun_address(env, launcher)
+    else:
+        default_address = _first_host(env.get("SLURM_STEP_NODELIST", ""))
+        default_port = 29500 + _read_int(env, "SLURM_JOB_ID", 0) % 10000
+    address = env.get("MASTER_ADDR") or default_address
+    if not address and launcher in MPIRUN:
+        raise UsageError(
+            "MASTER_ADDR: is not set, and mpirun started ranks on several hosts. Use `mpirun -x MASTER_ADDR=HOST` of "
+            "Open MPI or `mpirun -genv MASTER_ADDR HOST` of MPICH and Intel MPI, with the host of rank 0",
+        )
     if not address:
-        raise UsageError("MASTER_ADDR: is not set. Start with torchrun, srun or `--ranks N` of paragan")
-    job = _read_int(env, "SLURM_JOB_ID", 0)
-    port = _read_int(env, "MASTER_PORT", 29500 + job % 10000)
+        raise UsageError("MASTER_ADDR: is not set. Start with torchrun, srun, mpirun or `--ranks N` of paragan")
+    port = _read_int(env, "MASTER_PORT", default_port)
     if not 0 < port < 65536:
         raise UsageError(f"MASTER_PORT={port}: must be between 1 and 65535", same_on_all_ranks=False)
     return address, port
+
+
+def _mpirun_address(env: Mapping[str, str], launcher: LauncherVariables) -> tuple[str, int]:
+    """Return host and port where the ranks of a job of mpirun meet by default; the host is empty if there are several.
+
+    The port is below those of torchrun, srun and outgoing connections. It differs between jobs, as far as all ranks
+    know what tells them apart.
+    """
+    is_one_host = env[launcher.local_size] == env[launcher.size]
+    job = next((env[name] for name in launcher.job if env.get(name)), "")
+    if not job and is_one_host:
+        job = _parent_of_process_group()
+    job = job or env.get("SLURM_JOB_ID", "")
+    return "127.0.0.1" if is_one_host else "", 20000 + zlib.crc32(job.encode()) % 9500
+
+
+def _parent_of_process_group() -> str:
+    """Return the id of the process that started this one's process group; empty if the system does not tell.
+
+    MPICH has no variable for its jobs, but starts each rank as the leader of a group, all on a host by one daemon.
+    """
+    try:
+        leader = Path(f"/proc/{os.getpgrp()}/stat").read_text()
+    except OSError:
+        return ""
+    return leader.rpartition(")")[2].split()[1]
 
 
 def _first_host(nodes: str) -> str:

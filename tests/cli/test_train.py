@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import time
 from importlib.metadata import version
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import pytest
 from PIL import Image
 
 from paragan.cli.common import parse_settings
-from paragan.cli.main import main
+from paragan.cli.main import MPIRUN_EXIT_DELAY_S, main
 from paragan.core.schema import from_yaml, to_dict
 from paragan.data import decode
 from paragan.recipes import build_run, get_recipe
@@ -179,6 +180,7 @@ LAUNCH_ENVIRONMENTS = {
     "RANK=0 WORLD_SIZE=2 MASTER_ADDR=localhost MASTER_PORT=x": "MASTER_PORT='x': must be a number",
     "RANK=0 WORLD_SIZE=2 MASTER_ADDR=localhost MASTER_PORT=99999": "MASTER_PORT=99999",
     "RANK=0 WORLD_SIZE=3": "--lanes 2: 3 ranks cannot share",
+    "PMI_RANK=0 PMI_SIZE=2 MPI_LOCALRANKID=0 MPI_LOCALNRANKS=1": "MASTER_ADDR: is not set, and mpirun",
 }
 
 
@@ -187,6 +189,22 @@ def test_invalid_launch_environments_are_rejected(variables, monkeypatch):
     for variable in variables.split():
         monkeypatch.setenv(*variable.split("="))
     assert LAUNCH_ENVIRONMENTS[variables] in usage_error("train", *TINY_RUN_ARGS)
+
+
+def test_rank_0_of_mpirun_says_what_is_wrong_before_another_rank_ends(monkeypatch, capsys):
+    """Open MPI kills the other ranks as soon as one has failed."""
+    delays = []
+    monkeypatch.setattr(time, "sleep", delays.append)
+    for name, value in (("SIZE", "2"), ("LOCAL_RANK", "0"), ("LOCAL_SIZE", "1")):
+        monkeypatch.setenv(f"OMPI_COMM_WORLD_{name}", value)
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
+    assert main(["train", *TINY_RUN_ARGS, "--lanes=1"]) == 2
+    assert "--lanes 1: 2 ranks cannot share" in capsys.readouterr().err
+    assert not delays
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "1")
+    assert main(["train", *TINY_RUN_ARGS, "--lanes=1"]) == 2
+    assert not capsys.readouterr().err
+    assert delays == [MPIRUN_EXIT_DELAY_S]
 
 
 def test_existing_files_are_not_overwritten():

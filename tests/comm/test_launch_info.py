@@ -1,14 +1,16 @@
-"""Rank and world size from the variables of torchrun, of srun, or of none."""
+"""Rank and world size from the variables of torchrun, of srun, of mpirun, or of none."""
 
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 
 import pytest
 
 import tiny_run
 from advice import advises
-from paragan.comm.launch_info import UNREAD_LAUNCHERS, UNREAD_LOCAL, LaunchInfo, _first_host, master_address
+from paragan.comm.launch_info import HYDRA, MPIRUN, UNREAD_LAUNCHERS, LaunchInfo, _first_host, master_address
 from paragan.comm.process_group import CommunicationError
 from paragan.comm.rendezvous import rendezvous
 from paragan.core.errors import UsageError
@@ -43,24 +45,101 @@ def test_torchrun_precedes_slurm():
     assert LaunchInfo.from_environment(env).rank == 6
 
 
-@pytest.mark.parametrize(("rank", "size"), [*UNREAD_LAUNCHERS, UNREAD_LOCAL])
+def mpirun(names, rank: int, size: int, local_rank: int, local_size: int) -> dict[str, str]:
+    """Return the variables that mpirun gives a rank."""
+    return dict(zip(names[:4], map(str, (rank, size, local_rank, local_size)), strict=True))
+
+
+OPEN_MPI_4 = {"PMIX_NAMESPACE": "1242497025", "PMIX_RANK": "5", "OMPI_MCA_ess_base_jobid": "1242497025"}
+INTEL_MPI = {"I_MPI_HYDRA_UUID": "b6290000-6814-dbf4-2461-06008bfba475", "PMI_FD": "9"}
+
+
+@pytest.mark.parametrize("names", MPIRUN, ids=lambda names: names.rank)
+def test_mpirun_variables(names):
+    env = mpirun(names, 5, 8, 1, 4)
+    assert LaunchInfo.from_environment(env) == LaunchInfo(5, 8, 1, 4)
+    assert LaunchInfo.from_environment(env).variables == f"{names.rank}=5, {names.size}=8"
+    assert LaunchInfo.from_environment(env | OPEN_MPI_4) == LaunchInfo(5, 8, 1, 4)
+    assert LaunchInfo.from_environment(env | INTEL_MPI) == LaunchInfo(5, 8, 1, 4)
+    assert LaunchInfo.from_environment(env | mpirun(HYDRA, 5, 8, 1, 4)) == LaunchInfo(
+        5, 8, 1, 4
+    )  # as MVAPICH sets them
+    assert LaunchInfo.from_environment(mpirun(names, 0, 1, 0, 1)) == LaunchInfo()
+
+
+@pytest.mark.parametrize("names", MPIRUN, ids=lambda names: names.rank)
+def test_torchrun_precedes_mpirun(names):
+    env = mpirun(names, 1, 2, 0, 1) | {"RANK": "6", "WORLD_SIZE": "8", "LOCAL_RANK": "2", "LOCAL_WORLD_SIZE": "4"}
+    assert LaunchInfo.from_environment(env) == LaunchInfo(6, 8, 2, 4)
+    with advises("MASTER_ADDR: is not set. Start with torchrun, srun, mpirun or `--ranks N` of paragan"):
+        master_address(env)
+    assert LaunchInfo.from_environment(mpirun(names, 1, 2, 1, 2) | {"RANK": "0", "WORLD_SIZE": "1"}) == LaunchInfo()
+
+
+@pytest.mark.parametrize("names", MPIRUN, ids=lambda names: names.rank)
+def test_mpirun_that_starts_its_daemons_with_srun_is_refused_until_one_launcher_is_left(names):
+    env = mpirun(names, 1, 4, 1, 2)
+    daemon = {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2"}
+    with advises(
+        f"{names.size}=4: contradicts SLURM_PROCID=0, SLURM_STEP_NUM_TASKS=2, since one launcher started the other. "
+        "Start with one of them alone, or set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT"
+    ) as refusal:
+        LaunchInfo.from_environment(env | daemon)
+    assert not refusal.value.same_on_all_ranks
+    assert LaunchInfo.from_environment(env) == LaunchInfo(1, 4, 1, 2)
+    assert LaunchInfo.from_environment(daemon) == LaunchInfo(0, 2)
+    by_hand = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "node1", "MASTER_PORT": "4000"}
+    assert LaunchInfo.from_environment(env | daemon | by_hand) == LaunchInfo(1, 4)
+    assert master_address(env | daemon | by_hand) == ("node1", 4000)
+    as_srun = {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "4", "SLURM_LOCALID": "1", "SLURM_STEP_TASKS_PER_NODE": "2"}
+    assert LaunchInfo.from_environment(env | as_srun) == LaunchInfo(1, 4, 1, 2)
+
+
+@pytest.mark.parametrize("names", MPIRUN, ids=lambda names: names.rank)
+def test_two_kinds_of_mpirun_that_contradict_each_other_are_refused(names):
+    other = MPIRUN[MPIRUN.index(names) - 1]
+    with pytest.raises(UsageError, match="contradicts"):
+        LaunchInfo.from_environment(mpirun(names, 1, 4, 1, 4) | mpirun(other, 1, 2, 1, 2))
+    assert LaunchInfo.from_environment(mpirun(names, 1, 4, 1, 4) | mpirun(other, 0, 1, 0, 1)) == LaunchInfo(1, 4, 1, 4)
+    with pytest.raises(UsageError, match="PMIX_RANK=0: contradicts"):
+        LaunchInfo.from_environment(mpirun(names, 1, 4, 1, 4) | {"PMIX_RANK": "0"})
+
+
+UNREAD_COUNTS = [
+    *UNREAD_LAUNCHERS,
+    *((names.rank, names.size) for names in MPIRUN),  # without the ranks of this host, as Flux sets those of PMI
+    (HYDRA.local_rank, HYDRA.local_size),  # as mpiexec -pmi-port of MPICH sets them
+]
+
+
+@pytest.mark.parametrize(("rank", "size"), UNREAD_COUNTS)
 def test_launchers_that_are_not_read_are_refused(rank, size):
     with advises(
         f"{size}=4: its launcher is not read, and each of the 4 processes would train the same run. Set RANK, "
-        "WORLD_SIZE, MASTER_ADDR and MASTER_PORT from it, or start with torchrun, srun or `--ranks N` of paragan"
+        "WORLD_SIZE, MASTER_ADDR and MASTER_PORT from it, or start with torchrun, srun, mpirun or `--ranks N` of "
+        "paragan"
     ) as refusal:
         LaunchInfo.from_environment({rank: "1", size: "4"})
     assert not refusal.value.same_on_all_ranks
     from_it = {rank: "1", size: "4", "RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "node1", "MASTER_PORT": "4000"}
     assert LaunchInfo.from_environment(from_it) == LaunchInfo(1, 4)
     assert master_address(from_it) == ("node1", 4000)
-    with pytest.raises(UsageError, match=f"{size}=4"):  # mpirun starts one daemon a host with srun
+    with pytest.raises(UsageError, match=f"{size}=4: contradicts SLURM_PROCID=0"):
         LaunchInfo.from_environment({rank: "1", size: "4", "SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "0"})
     assert LaunchInfo.from_environment({rank: "0", size: "1"}) == LaunchInfo()
     as_srun = {rank: "1", size: "4", "SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "1"}
     as_srun |= {"SLURM_LOCALID": "1", "SLURM_STEP_TASKS_PER_NODE": "4"}
     assert LaunchInfo.from_environment(as_srun) == LaunchInfo(1, 4, 1, 4)
     assert LaunchInfo.from_environment({rank: "1", size: "4", "RANK": "0", "WORLD_SIZE": "1"}) == LaunchInfo()
+
+
+@pytest.mark.parametrize(("rank", "size"), UNREAD_LAUNCHERS)
+@pytest.mark.parametrize("names", MPIRUN, ids=lambda names: names.rank)
+def test_launchers_that_set_variables_of_mpirun_too_are_refused(rank, size, names):
+    with pytest.raises(UsageError, match=f"{size}=4: its launcher is not read"):
+        LaunchInfo.from_environment(mpirun(names, 1, 4, 1, 4) | {rank: "1", size: "4"})
+    in_one_task = {rank: "0", size: "1"}
+    assert LaunchInfo.from_environment(mpirun(names, 1, 4, 1, 4) | in_one_task) == LaunchInfo(1, 4, 1, 4)
 
 
 @pytest.mark.parametrize("rank", ["0", "1"])
@@ -92,6 +171,8 @@ def test_a_single_process_of_open_mpi_is_a_single_process():
         {"WORLD_SIZE": "2"},
         {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "x"},
         {"SLURM_PROCID": "2", "SLURM_STEP_NUM_TASKS": "2"},
+        mpirun(MPIRUN[0], 2, 2, 0, 1),
+        mpirun(MPIRUN[0], 0, 2, 0, 1) | {"OMPI_COMM_WORLD_SIZE": "two"},
     ],
     ids=str,
 )
@@ -100,6 +181,83 @@ def test_invalid_variables_are_rejected_on_every_rank(env):
         LaunchInfo.from_environment(env)
     assert not error.value.same_on_all_ranks  # every rank prints its error
     assert any(name in str(error.value) for name in env)
+
+
+JOBS = {  # variables of two jobs of each mpirun, as it gives them to all ranks
+    "PMIX_NAMESPACE": (MPIRUN[0], "1242497025", "1241710593"),  # Open MPI 4
+    "PMIX_NAMESPACE of Open MPI 5": (MPIRUN[0], "prterun-vm-11145@1", "prterun-vm-11156@1"),
+    "OMPI_MCA_ess_base_jobid": (MPIRUN[0], "1242497025", "1241710593"),  # older ones
+    "MPIRUN_ID": (MPIRUN[1], "10255", "10256"),
+    "I_MPI_HYDRA_UUID": (
+        HYDRA,
+        "b6290000-6814-dbf4-2461-06008bfba475",
+        "cd290000-bb24-dcf4-2461-0600ad5dda6e",
+    ),
+}
+
+
+@pytest.mark.parametrize("variable", JOBS)
+def test_ranks_of_mpirun_on_one_host_meet_at_a_port_of_their_job(variable):
+    names, *jobs = JOBS[variable]
+    ports = []
+    for job in jobs:
+        variables = {variable.split()[0]: job, "SLURM_JOB_ID": "7"}
+        addresses = {master_address(mpirun(names, rank, 2, rank, 2) | variables) for rank in range(2)}
+        assert len(addresses) == 1
+        address, port = addresses.pop()
+        assert address == "127.0.0.1"
+        assert 20000 <= port < 29500
+        ports.append(port)
+        elsewhere = mpirun(names, 1, 2, 0, 1) | variables | {"MASTER_ADDR": "node1"}
+        assert master_address(elsewhere) == ("node1", port)
+    assert ports[0] != ports[1]
+    chosen = mpirun(names, 0, 2, 0, 2) | {"MASTER_ADDR": "node1", "MASTER_PORT": "4000"}
+    assert master_address(chosen) == ("node1", 4000)
+
+
+DAEMON = """
+import os, subprocess, sys
+code = "import os; from paragan.comm.launch_info import master_address; print(master_address(os.environ)[1])"
+for rank in "01":
+    variables = {"PMI_RANK": rank, "PMI_SIZE": "2", "MPI_LOCALRANKID": rank, "MPI_LOCALNRANKS": "2"}
+    command = [sys.executable, "-c", code]
+    if rank == "1":
+        command = ["sh", "-c", '"$@"; true', "wrapper", *command]  # a shell between daemon and rank
+    subprocess.run(command, env=os.environ | variables, process_group=0, check=True)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_ranks_of_mpich_meet_at_a_port_of_their_daemon():
+    daemons = [
+        subprocess.Popen([sys.executable, "-c", DAEMON], stdout=subprocess.PIPE, text=True, process_group=0)
+        for _ in range(2)
+    ]
+    ports = [daemon.communicate()[0].split() for daemon in daemons]
+    assert [len(of_job) for of_job in ports] == [2, 2]
+    assert ports[0][0] == ports[0][1]
+    assert ports[1][0] == ports[1][1]
+    assert ports[0] != ports[1]
+
+
+def test_ranks_of_mpich_on_several_hosts_share_a_port_that_all_know():
+    env = mpirun(HYDRA, 1, 4, 1, 2) | {"MASTER_ADDR": "node1"}
+    assert master_address(env) == ("node1", 20000)
+    assert master_address(env | {"SLURM_JOB_ID": "7"}) == master_address(
+        env | mpirun(HYDRA, 3, 4, 0, 2) | {"SLURM_JOB_ID": "7"}
+    )
+    assert master_address(env | {"SLURM_JOB_ID": "7"}) != master_address(env | {"SLURM_JOB_ID": "8"})
+
+
+@pytest.mark.parametrize("names", MPIRUN, ids=lambda names: names.rank)
+def test_mpirun_on_several_hosts_needs_the_address_of_rank_0(names):
+    env = mpirun(names, 1, 4, 1, 2) | {"SLURM_STEP_NODELIST": "gpu[2-3]"}  # hosts of its daemons, not always of rank 0
+    with advises(
+        "MASTER_ADDR: is not set, and mpirun started ranks on several hosts. Use `mpirun -x MASTER_ADDR=HOST` of "
+        "Open MPI or `mpirun -genv MASTER_ADDR HOST` of MPICH and Intel MPI, with the host of rank 0"
+    ):
+        master_address(env)
+    assert master_address(env | {"MASTER_ADDR": "HOST"})[0] == "HOST"
 
 
 @pytest.mark.parametrize(
@@ -145,10 +303,11 @@ def test_one_variable_of_two_is_completed_or_removed_as_advised():
 
 
 def test_every_advised_launcher_sets_the_address(monkeypatch):
-    with advises("MASTER_ADDR: is not set. Start with torchrun, srun or `--ranks N` of paragan"):
+    with advises("MASTER_ADDR: is not set. Start with torchrun, srun, mpirun or `--ranks N` of paragan"):
         master_address({"RANK": "0", "WORLD_SIZE": "2"})
     assert master_address({"MASTER_ADDR": "node1", "MASTER_PORT": "4000"}) == ("node1", 4000)  # torchrun
     assert master_address({"SLURM_STEP_NODELIST": "gpu[03-07]", "SLURM_JOB_ID": "10007"}) == ("gpu03", 29507)  # srun
+    assert master_address(mpirun(MPIRUN[0], 1, 2, 1, 2))[0] == "127.0.0.1"
     environments = []
     monkeypatch.setattr(local_launcher.subprocess, "Popen", lambda command, env, **rest: environments.append(env))
     local_launcher._start_rank(1, 2, 4000, ["train"], 0)  # --ranks 2
