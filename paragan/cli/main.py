@@ -29,7 +29,7 @@ from paragan.core.errors import Interrupted, RunError, UsageError
 from paragan.core.version import __version__
 from paragan.train.local_launcher import LAUNCHER_PIPE_ENV, watch_launcher
 
-MPIRUN_EXIT_DELAY_S = 5.0  # Open MPI kills all ranks as soon as one fails: rank 0 says why before the others end
+EXIT_DELAY_S = 5.0  # of ranks whose end would make the launcher kill rank 0, which has to say why first
 
 
 def entry_point() -> NoReturn:
@@ -75,8 +75,8 @@ def _report_error(status: int, message: str, main_rank_only: bool) -> int:
     info = _launch_info()
     if info.rank == 0 or not main_rank_only:
         sys.stderr.write(f"paragan: {' '.join(message.split())}\n")
-    elif info.is_of_mpirun:
-        time.sleep(MPIRUN_EXIT_DELAY_S)
+    elif info.ends_at_first_failure:
+        time.sleep(EXIT_DELAY_S)
     return status
 
 

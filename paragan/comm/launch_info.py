@@ -67,9 +67,9 @@ class LaunchInfo:
     variables: str = field(default="", compare=False)
 
     @property
-    def is_of_mpirun(self) -> bool:
-        """Whether mpirun started this process, among others."""
-        return self.variables.startswith(tuple(names.rank for names in MPIRUN))
+    def ends_at_first_failure(self) -> bool:
+        """Whether the launcher kills all ranks as soon as one fails, as mpirun of Open MPI and of MVAPICH does."""
+        return self.variables.startswith((OPEN_MPI.rank, MVAPICH.rank))
 
     @staticmethod
     def from_environment(env: Mapping[str, str] = os.environ) -> LaunchInfo:
@@ -172,7 +172,7 @@ def master_address(env: Mapping[str, str]) -> tuple[str, int]:
         UsageError: there is no MASTER_ADDR, or MASTER_PORT is no port.
     """
     launcher = _find_launcher(env)
-    if launcher in MPIRUN:
+    if launcher is not None and launcher in MPIRUN:
         default_address, default_port = _mpirun_address(env, launcher)
     else:
         default_address = _first_host(env.get("SLURM_STEP_NODELIST", ""))

@@ -14,7 +14,8 @@ import pytest
 from PIL import Image
 
 from paragan.cli.common import parse_settings
-from paragan.cli.main import MPIRUN_EXIT_DELAY_S, main
+from paragan.cli.main import EXIT_DELAY_S, main
+from paragan.comm.launch_info import MPIRUN, MVAPICH, OPEN_MPI, TORCHRUN
 from paragan.core.schema import from_yaml, to_dict
 from paragan.data import decode
 from paragan.recipes import build_run, get_recipe
@@ -191,20 +192,20 @@ def test_invalid_launch_environments_are_rejected(variables, monkeypatch):
     assert LAUNCH_ENVIRONMENTS[variables] in usage_error("train", *TINY_RUN_ARGS)
 
 
-def test_rank_0_of_mpirun_says_what_is_wrong_before_another_rank_ends(monkeypatch, capsys):
-    """Open MPI kills the other ranks as soon as one has failed."""
+@pytest.mark.parametrize("names", [*MPIRUN, TORCHRUN], ids=lambda names: names.rank)
+def test_rank_0_says_what_is_wrong_before_mpirun_kills_it(names, monkeypatch, capsys):
+    """Open MPI and MVAPICH kill the other ranks as soon as one has failed."""
     delays = []
     monkeypatch.setattr(time, "sleep", delays.append)
-    for name, value in (("SIZE", "2"), ("LOCAL_RANK", "0"), ("LOCAL_SIZE", "1")):
-        monkeypatch.setenv(f"OMPI_COMM_WORLD_{name}", value)
-    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
-    assert main(["train", *TINY_RUN_ARGS, "--lanes=1"]) == 2
-    assert "--lanes 1: 2 ranks cannot share" in capsys.readouterr().err
-    assert not delays
-    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "1")
-    assert main(["train", *TINY_RUN_ARGS, "--lanes=1"]) == 2
-    assert not capsys.readouterr().err
-    assert delays == [MPIRUN_EXIT_DELAY_S]
+    errors = []
+    for rank in range(2):
+        for name, value in zip(names[:4], (rank, 2, 0, 1), strict=True):
+            monkeypatch.setenv(name, str(value))
+        assert main(["train", *TINY_RUN_ARGS, "--lanes=1"]) == 2
+        errors.append(capsys.readouterr().err)
+        assert delays == ([EXIT_DELAY_S] if rank == 1 and names in (OPEN_MPI, MVAPICH) else [])
+    assert "--lanes 1: 2 ranks cannot share" in errors[0]
+    assert not errors[1]
 
 
 def test_existing_files_are_not_overwritten():
