@@ -20,11 +20,12 @@ import contextlib
 import itertools
 import math
 import weakref
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from paragan.api.guarded_params import ANY_NUMBER, GuardedParams
 from paragan.api.joined_world import join, leave_after_failure
@@ -114,7 +115,9 @@ class Replica(TrainedParameters):
         assert exchange_of_rank
         self.player_exchange = exchange_of_rank
         _replicas.add(self)
-        weakref.finalize(self, _release, flats)
+        self._is_stepping = False
+        self._step_hook = optimizer.register_step_pre_hook(_make_step_check(self))
+        weakref.finalize(self, _release, flats, self._step_hook)
 
     @property
     def parts(self) -> tuple[nn.Module | Optimizer, ...]:
@@ -242,10 +245,14 @@ class Replica(TrainedParameters):
             scaler.unscale_(self.optimizer)
         if self.max_norm is not None:
             turn.grad_norm = self._clip(self.max_norm)
-        if scaler is not None:
-            scaler.step(self.optimizer)
-        else:
-            self.optimizer.step()
+        self._is_stepping = True
+        try:
+            if scaler is not None:
+                scaler.step(self.optimizer)
+            else:
+                self.optimizer.step()
+        finally:
+            self._is_stepping = False
         if self.ema is not None:
             self.update_average(self.ema)
 
@@ -261,7 +268,15 @@ class Replica(TrainedParameters):
     def release(self) -> None:
         """Give the modules and the optimizer back, as they are now: nothing is exchanged any more."""
         _replicas.discard(self)
-        _release(self.guarded)
+        _release(self.guarded, self._step_hook)
+
+    def check_step(self) -> None:
+        """Raise UsageError if the optimizer steps now, unless the turn has called it."""
+        if not self._is_stepping:
+            raise UsageError(
+                f"{self.label}: step() of its optimizer is called, and the turn takes the step. Leave it out (with a "
+                "GradScaler: use turn(scaler=scaler))"
+            )
 
     @property
     def is_in_turn(self) -> bool:
@@ -385,7 +400,9 @@ class _Summary:
         self._size = replica.world.size
         self._follows_period = strategy.sync_period > 1 and strategy.sync_mode != "parameters"
         # gradients of earlier turns may arrive in this one
-        self._steps_all = self._follows_period or strategy.requires_sgd or (strategy.wire.lossy and self._size > 1)
+        self._steps_all = (
+            self._follows_period or strategy.requires_sgd or (strategy.wire.lossy and replica.shares_steps)
+        )
         self.mean_factor = 1.0
         self._work = None
         if replica.shares_steps:
@@ -420,7 +437,20 @@ class _Summary:
             start += b.numel()
 
 
-def _release(flats: Sequence[GuardedParams]) -> None:
+def _make_step_check(replica: Replica) -> Callable[..., None]:
+    """Return a hook of the optimizer, which does not keep the replica in memory."""
+    reference = weakref.ref(replica)
+
+    def check_step(*_: object) -> None:
+        current = reference()
+        if current:
+            current.check_step()
+
+    return check_step
+
+
+def _release(flats: Sequence[GuardedParams], step_hook: RemovableHandle) -> None:
+    step_hook.remove()
     for flat in flats:
         flat.release()
 

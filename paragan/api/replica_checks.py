@@ -60,6 +60,11 @@ def parse_exchange(exchange: Any, wire: Any, world: World) -> Any:
             f"exchange={name}: gives ranks or turns other roles, which a loop of yours cannot play. Use paragan train, "
             "Estimator or ScalingManager for it, or exchange=sync, quantized or gossip"
         )
+    if strategy.max_message_delay:
+        raise UsageError(
+            f"exchange={name}: messages are under way between turns, and a loop of yours does not wait for them. Use "
+            "exchange=gossip"
+        )
     strategy = strategy.without_rank_loss()
     strategy.check(world.size)
     return strategy

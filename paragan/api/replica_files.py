@@ -65,9 +65,6 @@ def save(
         plain_extra = json.loads(json.dumps(dict(extra or {})))
     except (TypeError, ValueError) as error:
         raise UsageError(f"extra: {error}. Use numbers, texts, lists and mappings only") from error
-    for replica in replicas:
-        if replica.player_exchange.barrier:
-            replica.player_exchange.barrier()
     numbers = [int(path.name) for path in list_checkpoints(Path(folder))]
     number = int(world.all_gather_str(str(max(numbers, default=0) + 1))[0])
     metadata = {"kind": FORMAT, "replicas": [_describe(replica) for replica in replicas], "extra": plain_extra}

@@ -110,6 +110,21 @@ def test_two_turns_of_one_replica_inside_each_other():
     take_turn(replica, net)
 
 
+def test_a_step_of_the_optimizer_by_hand():
+    net = nn.Linear(2, 1)
+    optimizer = sgd(net)
+    replica = pg.Replica(net, optimizer)
+    take_turn(replica, net)
+    with advises(
+        "Linear: step() of its optimizer is called, and the turn takes the step. Leave it out (with a GradScaler: use "
+        "turn(scaler=scaler))"
+    ):
+        optimizer.step()
+    take_turn(replica, net, scaler=torch.amp.GradScaler("cpu", enabled=False))
+    replica.release()
+    optimizer.step()
+
+
 def test_weights(pool):
     def job(world):
         net = nn.Linear(2, 1)
@@ -294,6 +309,12 @@ def test_parameters_that_cannot_be_trained():
             "exchange=async: gives ranks or turns other roles, which a loop of yours cannot play. Use paragan train, "
             "Estimator or ScalingManager for it, or exchange=sync, quantized or gossip",
             {"exchange": "quantized"},
+        ),
+        (
+            {"exchange": "async-gossip"},
+            "exchange=async-gossip: messages are under way between turns, and a loop of yours does not wait for them. "
+            "Use exchange=gossip",
+            {"exchange": "gossip"},
         ),
         (
             {"exchange": "DPOSG", "max_norm": 1.0},
