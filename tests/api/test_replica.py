@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -319,6 +321,37 @@ def test_buffers_are_averaged_or_left_to_each_rank(pool):
     (mean, first), (also, second) = pool(2, job)
     assert mean == also == pytest.approx([0.15, 0.25])
     assert (first, second) == (pytest.approx([0.1, 0.2]), pytest.approx([0.2, 0.3]))
+
+
+@pytest.mark.filterwarnings("ignore:Using backward")
+@pytest.mark.parametrize("feature", ["compile", "autocast", "checkpoint", "create_graph", "hooks"])
+def test_what_users_do_with_networks_works_as_without_a_replica(feature):
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))
+    net = copy.deepcopy(plain)
+    replica = pg.Replica(net, torch.optim.SGD(net.parameters(), 0.1))
+    optimizer = torch.optim.SGD(plain.parameters(), 0.1)
+    x = torch.ones(2, 3)
+
+    def loss_of(model):
+        call = torch.compile(model, backend="aot_eager") if feature == "compile" else model
+        if feature == "checkpoint":
+            h = torch.utils.checkpoint.checkpoint(model, x.requires_grad_(), use_reentrant=True)
+            return (h + torch.utils.checkpoint.checkpoint(model, 2 * x, use_reentrant=True)).mean()
+        with torch.autocast("cpu", torch.bfloat16, enabled=feature == "autocast"):
+            return call(x).float().square().mean()
+
+    if feature == "hooks":
+        for model in (plain, net):
+            model[0].register_forward_hook(lambda module, args, out: out * 2)
+    options = {"create_graph": True} if feature == "create_graph" else {}
+    for _ in range(2):
+        optimizer.zero_grad()
+        loss_of(plain).backward(**options)
+        optimizer.step()
+        with replica.turn(backwards=None if feature == "checkpoint" else 1):
+            loss_of(net).backward(**options)
+    assert_close(tensors(net), tensors(plain), 1e-6)
 
 
 # Exchanges --------------------------------------------------------------------------------------------------
