@@ -3,35 +3,39 @@
     model = DistributedDataParallel(net)
     model.register_comm_hook(*paragan.ddp_hook("int4"))
 
-Each bucket of DDP runs the exchange of comm/compressed_allreduce.py. Its first message leaves from backward. The rest,
-which has to wait for the other ranks, runs in a thread of its own: waiting in a callback would block gloo's threads,
-and so the messages that are waited for. The answers travel in a second process group, so that each group gets its
-messages in the same order on all ranks.
+DDP's buckets are large, so they are cut into chunks, and each runs the exchange of comm/compressed_allreduce.py: while
+one is encoded, others are sent, answered and decoded. The first message of a chunk leaves from backward. The rest has
+to wait for the other ranks, and a callback that waits would block gloo's threads, and so the messages that it waits
+for. So one thread answers, and another one receives the answers, both in the order of sending. Answers travel in a
+second process group, so that each group gets its messages in the same order on all ranks.
 """
 
 from __future__ import annotations
 
-import contextlib
-import itertools
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.futures import Future
 
-from paragan.comm.bucket import Bucket, Exchange, ExchangeEvent
+from paragan.comm.bucket import ALL_RECEIVED, GRAD_READY, Bucket, Exchange, ExchangeEvent
 from paragan.comm.compressed_allreduce import CompressedAllReduce, NonFiniteMessage
 from paragan.comm.compression.compressors import Compressor, parse_wire
 from paragan.comm.exchange import AllReduce
+from paragan.comm.flat_params import bucket_bytes
 from paragan.comm.process_group import Group, TorchGroup, Work, c10d
 from paragan.comm.traffic import Meter
 from paragan.core.errors import Diverged, UsageError
 
 STEP = "step"
 RESIDUAL = "residual/"
+MAX_CHUNKS = 1 << 16  # of a bucket, in the numbers of chunks
+
+_PendingExchange = tuple[Iterator[Work | ExchangeEvent], Callable[[], Work | None]]  # and what waits for its answer
 
 
 def ddp_hook(
@@ -57,36 +61,51 @@ def ddp_hook(
 
 
 class _DDPBucket:
-    """A bucket of DDP: the parameters in it, and what an exchange needs of it.
+    """A bucket of DDP: the parameters in it, and the chunks in which it is exchanged.
 
     parameters : in the order of their gradients in the bucket's vector
+    chunks     : equal parts of that vector, wherever parameters begin
     """
 
-    def __init__(self, parameters: Sequence[Tensor], vector: Tensor, index: int):
-        starts = list(itertools.accumulate((p.numel() for p in parameters), initial=0))
-        names = [(start, f"parameter {i} of bucket {index}") for i, start in enumerate(starts[:-1])]
+    def __init__(self, parameters: Sequence[Tensor], vector: Tensor, index: int, num_chunks: int):
         self.parameters = list(parameters)
-        self.slices = [slice(start, end) for start, end in itertools.pairwise(starts)]
-        self.bucket = Bucket(vector, vector, index, names)
+        self.numels = [p.numel() for p in parameters]
+        self.chunks = [
+            Bucket(part, part, index * MAX_CHUNKS + i, [(0, f"bucket {index}")])
+            for i, part in enumerate(vector.tensor_split(num_chunks))
+        ]
 
     def holds(self, parameters: Sequence[Tensor]) -> bool:
         """Return whether it has these parameters, in this order."""
         return len(parameters) == len(self.parameters) and all(a is b for a, b in zip(parameters, self.parameters))
 
+    def set_gradients(self, vector: Tensor) -> None:
+        """Exchange `vector` [n] next."""
+        for chunk, part in zip(self.chunks, vector.tensor_split(len(self.chunks))):
+            chunk.grads = part
+
     def residuals(self) -> dict[Tensor, Tensor]:
-        """Return the residual of every parameter, [numel]; views."""
-        residual = self.bucket.states.get("residual")
-        return {} if residual is None else {p: residual[part] for p, part in zip(self.parameters, self.slices)}
+        """Return the residual of every parameter, [numel]."""
+        if "residual" not in self.chunks[0].states:
+            return {}
+        residual = torch.cat([chunk.states["residual"] for chunk in self.chunks])
+        return dict(zip(self.parameters, residual.split(self.numels)))
+
+    def set_residual(self, residual: Tensor) -> None:
+        """Replace the residual by this one, [n]."""
+        for chunk, part in zip(self.chunks, residual.tensor_split(len(self.chunks))):
+            chunk.state("residual").copy_(part)
 
 
 class DDPHookState:
     """The state of the hook of one network: its exchange, residuals and counts.
 
-    group    : the ranks of DDP
-    exchange : of each bucket
-    meter    : counts what this rank sends
-    step     : how many steps were taken
-    thread   : completes exchanges
+    group     : the ranks of DDP
+    exchange  : of each chunk
+    meter     : counts what this rank sends
+    step      : how many steps were taken
+    answering : the thread that receives the first message of each chunk, and answers
+    receiving : the thread that receives the answers
     """
 
     def __init__(self, wire: Compressor, feedback: float | None, process_group: Any):
@@ -99,38 +118,48 @@ class DDPHookState:
             second = c10d.new_group(c10d.get_process_group_ranks(ddp_group), use_local_synchronization=True)
             feedback = wire.feedback if feedback is None else feedback
             self.exchange = CompressedAllReduce(wire, self.group, feedback, TorchGroup(second, self.meter))
-        self.thread = ThreadPoolExecutor(1, "ddp-hook")
+        self.answering = ThreadPoolExecutor(1, "ddp-hook-answering")
+        self.receiving = ThreadPoolExecutor(1, "ddp-hook-receiving")
+        self.chunk_numel = bucket_bytes(wire) // torch.float32.itemsize
         self._buckets: dict[int, _DDPBucket] = {}
         self._positions: dict[Tensor, int] = {}  # of the parameters, in the order in which DDP first showed them
         self._unplaced: dict[int, Tensor] = {}  # residuals by position, of parameters that are in no bucket
 
-    def find_bucket(self, grad_bucket: Any, vector: Tensor) -> Bucket:
-        """Return the bucket of a GradBucket; `vector` [n] holds its gradients. DDP may regroup parameters."""
+    def find_chunks(self, grad_bucket: Any, vector: Tensor) -> list[Bucket]:
+        """Return the chunks of a GradBucket; `vector` [n] holds its gradients. DDP may regroup parameters."""
         parameters, index = grad_bucket.parameters(), grad_bucket.index()
         for p in parameters:
             self._positions.setdefault(p, len(self._positions))
         known = self._buckets.get(index)
         if known is None or not known.holds(parameters):
             if known:
+                self.receiving.submit(lambda: None).result()  # the buckets before this one have arrived
                 self._unplaced = self._residuals()
                 self._buckets.clear()
-            known = _DDPBucket(parameters, vector, index)
+            known = _DDPBucket(parameters, vector, index, self._num_chunks(vector))
             self._buckets[index] = known
-            self._place_residuals(known)
-        known.bucket.grads = vector
-        return known.bucket
+            if self._unplaced:
+                known.set_residual(self._place_residuals(parameters, vector))
+        known.set_gradients(vector)
+        return known.chunks
 
-    def _place_residuals(self, known: _DDPBucket) -> None:
-        for p, part in zip(known.parameters, known.slices):
-            residual = self._unplaced.pop(self._positions[p], None)
-            if residual is None:
+    def _num_chunks(self, vector: Tensor) -> int:
+        on_cpu = vector.device.type == "cpu"
+        return max(1, vector.numel() // self.chunk_numel) if on_cpu else 1
+
+    def _place_residuals(self, parameters: Sequence[Tensor], like: Tensor) -> Tensor:
+        residual = torch.zeros_like(like)
+        for p, part in zip(parameters, residual.split([p.numel() for p in parameters])):
+            kept = self._unplaced.pop(self._positions[p], None)
+            if kept is None:
                 continue
-            if residual.numel() != p.numel():
+            if kept.numel() != p.numel():
                 raise UsageError(
-                    f"{RESIDUAL}{self._positions[p]}: has {residual.numel()} numbers, and the parameter {p.numel()}. "
+                    f"{RESIDUAL}{self._positions[p]}: has {kept.numel()} numbers, and the parameter {p.numel()}. "
                     "Use the state of a run of the same network"
                 )
-            known.bucket.state("residual")[part].copy_(residual)
+            part.copy_(kept)
+        return residual
 
     def _residuals(self) -> dict[int, Tensor]:
         residuals = dict(self._unplaced)
@@ -169,26 +198,29 @@ def exchange_bucket(state: DDPHookState, bucket: Any) -> Future[Tensor]:
     """Average the gradients of a bucket of DDP over its ranks (the hook)."""
     gradients: Tensor = bucket.buffer()
     vector = gradients if gradients.dtype == torch.float32 else gradients.float()
-    future: Future[Tensor] = Future(devices=None if vector.device.type == "cpu" else [vector.device])
+    on_cpu = vector.device.type == "cpu"
+    future: Future[Tensor] = Future(devices=None if on_cpu else [vector.device])
     if state.group.size == 1:
         future.set_result(gradients)
         return future
     vector.div_(state.group.size)
-    messages = _messages(state.exchange(state.find_bucket(bucket, vector), state.step))
-    sent = next(messages)  # from backward, in the order of the buckets
+    pending: list[_PendingExchange] = []
+    for chunk in state.find_chunks(bucket, vector):
+        exchange = iter(state.exchange(chunk, state.step))
+        answer = partial(_answer, exchange, _next_message(exchange))  # sends, from backward, in the order of the chunks
+        pending.append((exchange, state.answering.submit(answer).result if on_cpu else answer))
     if bucket.is_last():
         state.step += 1
 
     def complete() -> None:
         try:
-            sent.wait()
-            _complete(messages)
+            _complete(pending)
             future.set_result(gradients if vector is gradients else gradients.copy_(vector))
         except Exception as error:
             future.set_exception(error)  # pyright: ignore[reportArgumentType] - torch declares it wrongly
 
-    if vector.device.type == "cpu":
-        state.thread.submit(complete)
+    if on_cpu:
+        state.receiving.submit(complete)
     else:
         complete()  # on an accelerator waiting orders streams, and does not block this thread
     return future
@@ -197,16 +229,35 @@ def exchange_bucket(state: DDPHookState, bucket: Any) -> Future[Tensor]:
 exchange_bucket.__annotations__.clear()  # torch compares them with classes, and they are texts here
 
 
-def _messages(exchange: Iterable[Work | ExchangeEvent]) -> Iterator[Work]:
-    """Yield the messages of an exchange. The gradient is complete, and no other exchange is waited for."""
-    return (awaited for awaited in exchange if not isinstance(awaited, ExchangeEvent))
+def _next_message(exchange: Iterator[Work | ExchangeEvent]) -> Work | None:
+    """Return the next message of an exchange whose gradient is complete; None once all have arrived."""
+    awaited = next(exchange, ALL_RECEIVED)
+    if awaited is GRAD_READY:
+        awaited = next(exchange, ALL_RECEIVED)
+    return None if isinstance(awaited, ExchangeEvent) else awaited
 
 
-def _complete(messages: Iterable[Work]) -> None:
-    """Wait for the messages of an exchange.
+def _answer(exchange: Iterator[Work | ExchangeEvent], sent: Work | None) -> Work | None:
+    """Wait for the first message of the other ranks; return the answer to it, in flight."""
+    if sent:
+        sent.wait()
+    return _next_message(exchange)
 
-    Gradients that are not finite arrive so on all ranks, and the residual stays what it was.
+
+def _complete(pending: Sequence[_PendingExchange]) -> None:
+    """Receive the answers of all chunks of a bucket.
+
+    Gradients that are not finite arrive so on all ranks, and the residual of the bucket stays what it was.
     """
-    with contextlib.suppress(Diverged, NonFiniteMessage):  # a GradScaler skips the step
-        for message in messages:
-            message.wait()
+    is_finite = True
+    for exchange, wait_until_answered in pending:
+        message = wait_until_answered()
+        try:
+            while message:
+                message.wait()
+                message = _next_message(exchange)
+        except (Diverged, NonFiniteMessage):  # a GradScaler skips the step
+            is_finite = False
+    if is_finite:
+        for exchange, _ in pending:
+            next(exchange, None)  # it commits the residual

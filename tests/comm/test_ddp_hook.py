@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import time
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -17,6 +19,7 @@ from paragan.core.errors import UsageError
 
 SMALL_BUCKETS_MB = 0.002
 SINGLE_BUCKET_MB = 100.0
+CHUNK_NUMEL = 300  # of the 2225 numbers of the network
 WIDTHS = (20, 40, 30, 5)
 
 
@@ -52,20 +55,21 @@ def residual_of(state, network):
     return torch.cat(parts)
 
 
-def wrap(wire, bucket_mb, feedback=None):
-    ddp = DistributedDataParallel(net(), bucket_cap_mb=bucket_mb)
+def wrap(wire, bucket_mb, feedback=None, chunk_numel=None, network=None):
+    ddp = DistributedDataParallel(network or net(), bucket_cap_mb=bucket_mb)
     state, hook = ddp_hook(wire, feedback=feedback)
+    state.chunk_numel = chunk_numel or state.chunk_numel
     ddp.register_comm_hook(state, hook)
     return ddp, state
 
 
 def gradients(ddp, rank, steps):
-    """Return the gradients that DDP leaves after each of these steps, all at the same weights."""
+    """Return the gradients that DDP (or a network alone) leaves after each of these steps, all at the same weights."""
     result = []
     for step in steps:
         ddp.zero_grad()
         ddp(batch(rank, step)).square().mean().backward()
-        result.append(flat_gradient(ddp.module))
+        result.append(flat_gradient(ddp))
     return result
 
 
@@ -78,6 +82,88 @@ def test_exact_wire_gives_the_mean(pool, ranks):
     for result in pool(ranks, job):
         for step, gradient in enumerate(result):
             torch.testing.assert_close(gradient, exact_gradient(step, ranks), rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("wire", ["exact", "int8", "int4", "sign", "topk"])
+def test_a_bucket_larger_than_a_chunk_gives_the_same_sums(pool, wire, ranks):
+    steps = range(4)
+
+    def job(world):
+        ddp, state = wrap(wire, SINGLE_BUCKET_MB, feedback=1, chunk_numel=CHUNK_NUMEL)
+        sums = gradients(ddp, world.rank, steps)
+        (bucket,) = state._buckets.values()
+        return sums, residual_of(state, ddp.module), [chunk.grads.numel() for chunk in bucket.chunks]
+
+    results = pool(ranks, job)
+    sent, *others = (torch.stack(gradient).sum(0) for gradient, _, _ in results)
+    assert all(torch.equal(sent, other) for other in others)  # replicas get the same bits
+    kept = torch.stack([residual for _, residual, _ in results]).mean(0)
+    exact = sum(exact_gradient(step, ranks) for step in steps)
+    torch.testing.assert_close(sent + kept, exact, rtol=1e-4, atol=1e-6)
+    assert (kept.abs().max() > 1e-6) == (wire != "exact")
+    lengths = results[0][2]
+    assert sum(lengths) == len(exact)
+    assert len(lengths) == len(exact) // CHUNK_NUMEL > 1
+
+
+def test_what_is_kept_survives_chunks_of_another_size(pool):
+    def job(world):
+        ddp, state = wrap("int4", SINGLE_BUCKET_MB, feedback=1, chunk_numel=CHUNK_NUMEL)
+        gradients(ddp, world.rank, range(2))
+        before = residual_of(state, ddp.module)
+        again, other = wrap("int4", SINGLE_BUCKET_MB, feedback=1, chunk_numel=2 * CHUNK_NUMEL)
+        other.load_state_dict(state.state_dict())
+        gradient = sum(gradients(again, world.rank, range(2, 4)))
+        return before, gradient, residual_of(other, again.module)
+
+    results = pool(2, job)
+    before, after = (torch.stack(residuals).mean(0) for residuals in zip(*[(r[0], r[2]) for r in results]))
+    exact = sum(exact_gradient(step, 2) for step in range(2, 4))
+    torch.testing.assert_close(results[0][1] + after, exact + before, rtol=1e-4, atol=1e-6)
+
+
+@dataclass(frozen=True)
+class FakeGradBucket:
+    """What the hook reads of a bucket of DDP, the last of two."""
+
+    number: int
+    params: list[torch.Tensor]
+
+    def parameters(self):
+        return self.params
+
+    def index(self):
+        return self.number
+
+    def is_last(self):
+        return self.number == 1
+
+    def buffer(self):
+        return torch.cat([p.grad for p in self.params])
+
+
+def test_a_bucket_that_regrouping_leaves_alone_keeps_its_residual(pool):
+    """It is still being exchanged when the next bucket turns out to hold other parameters than before."""
+
+    def job(world):
+        generator = torch.Generator().manual_seed(world.rank)
+        state, hook = ddp_hook("int4", feedback=1)
+        a, b, c = parameters = [torch.zeros(100, requires_grad=True) for _ in range(3)]
+        exact, sent = torch.zeros(100), torch.zeros(100)
+        for groups in ([a], [b, c]), ([a], [c, b]), ([a], [c, b]):
+            for p in parameters:
+                p.grad = torch.randn(100, generator=generator)
+            exact += a.grad
+            state.receiving.submit(time.sleep, 0.2)  # the first bucket arrives late
+            first, second = (hook(state, FakeGradBucket(i, group)) for i, group in enumerate(groups))
+            sent += first.wait()
+            second.wait()
+        return sent, exact, state.state_dict()["residual/0"]
+
+    results = pool(2, job)
+    exact, kept = (torch.stack([result[i] for result in results]).mean(0) for i in (1, 2))
+    torch.testing.assert_close(results[0][0] + kept, exact, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("bucket_mb", [SMALL_BUCKETS_MB, SINGLE_BUCKET_MB])
@@ -114,13 +200,16 @@ def test_a_loaded_state_sends_what_is_still_kept(pool):
     assert results[0][2] == 6
 
 
-def test_numbers_that_are_not_finite_reach_all_ranks_and_leave_the_residual(pool):
+@pytest.mark.parametrize("chunk_numel", [None, CHUNK_NUMEL])
+def test_numbers_that_are_not_finite_reach_all_ranks_and_leave_the_residual(pool, chunk_numel):
     def job(world):
-        ddp, state = wrap("int8", SINGLE_BUCKET_MB)
+        ddp, state = wrap("int8", SINGLE_BUCKET_MB, chunk_numel=chunk_numel)
         gradients(ddp, world.rank, range(2))
         before = residual_of(state, ddp.module)
         ddp.zero_grad()
-        (ddp(batch(world.rank, 2)).square().mean() * (float("inf") if world.rank else 1)).backward()
+        if world.rank:
+            next(ddp.parameters()).register_hook(lambda gradient: gradient * float("inf"))  # one of several chunks
+        ddp(batch(world.rank, 2)).square().mean().backward()
         is_finite = bool(flat_gradient(ddp.module).isfinite().all())
         return is_finite, torch.equal(before, residual_of(state, ddp.module))
 
