@@ -12,10 +12,10 @@ second process group, so that each group gets its messages in the same order on 
 
 from __future__ import annotations
 
+import concurrent.futures
+import itertools
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -34,8 +34,6 @@ from paragan.core.errors import Diverged, UsageError
 STEP = "step"
 RESIDUAL = "residual/"
 MAX_CHUNKS = 1 << 16  # of a bucket, in the numbers of chunks
-
-_PendingExchange = tuple[Iterator[Work | ExchangeEvent], Callable[[], Work | None]]  # and what waits for its answer
 
 
 def ddp_hook(
@@ -69,7 +67,8 @@ class _DDPBucket:
 
     def __init__(self, parameters: Sequence[Tensor], vector: Tensor, index: int, num_chunks: int):
         self.parameters = list(parameters)
-        self.numels = [p.numel() for p in parameters]
+        ends = itertools.accumulate((p.numel() for p in parameters), initial=0)
+        self.slices = [slice(start, end) for start, end in itertools.pairwise(ends)]
         self.chunks = [
             Bucket(part, part, index * MAX_CHUNKS + i, [(0, f"bucket {index}")])
             for i, part in enumerate(vector.tensor_split(num_chunks))
@@ -89,12 +88,48 @@ class _DDPBucket:
         if "residual" not in self.chunks[0].states:
             return {}
         residual = torch.cat([chunk.states["residual"] for chunk in self.chunks])
-        return dict(zip(self.parameters, residual.split(self.numels)))
+        return {p: residual[part] for p, part in zip(self.parameters, self.slices)}
 
     def set_residual(self, residual: Tensor) -> None:
         """Replace the residual by this one, [n]."""
         for chunk, part in zip(self.chunks, residual.tensor_split(len(self.chunks))):
             chunk.state("residual").copy_(part)
+
+
+class _ChunkExchange:
+    """The exchange of a chunk in one step.
+
+    message  : is in flight; None once all have arrived
+    answered : the first one has arrived, and its answer is in flight
+    """
+
+    def __init__(self, exchange: Exchange, chunk: Bucket, step: int):
+        self._generator = exchange(chunk, step)
+        self.message = self._send()
+        self.answered: concurrent.futures.Future[None] | None = None
+
+    def _send(self) -> Work | None:
+        awaited = next(self._generator, ALL_RECEIVED)
+        if awaited is GRAD_READY:  # it is
+            awaited = next(self._generator, ALL_RECEIVED)
+        return None if isinstance(awaited, ExchangeEvent) else awaited
+
+    def answer(self) -> None:
+        """Wait for the message in flight, and send the next one."""
+        if self.message:
+            self.message.wait()
+        self.message = self._send()
+
+    def receive(self) -> None:
+        """Wait for all messages."""
+        if self.answered:
+            self.answered.result()
+        while self.message:
+            self.answer()
+
+    def commit_residual(self) -> None:
+        """End, once the step will be applied."""
+        next(self._generator, None)
 
 
 class DDPHookState:
@@ -118,8 +153,8 @@ class DDPHookState:
             second = c10d.new_group(c10d.get_process_group_ranks(ddp_group), use_local_synchronization=True)
             feedback = wire.feedback if feedback is None else feedback
             self.exchange = CompressedAllReduce(wire, self.group, feedback, TorchGroup(second, self.meter))
-        self.answering = ThreadPoolExecutor(1, "ddp-hook-answering")
-        self.receiving = ThreadPoolExecutor(1, "ddp-hook-receiving")
+        self.answering = concurrent.futures.ThreadPoolExecutor(1, "ddp-hook-answering")
+        self.receiving = concurrent.futures.ThreadPoolExecutor(1, "ddp-hook-receiving")
         self.chunk_numel = bucket_bytes(wire) // torch.float32.itemsize
         self._buckets: dict[int, _DDPBucket] = {}
         self._positions: dict[Tensor, int] = {}  # of the parameters, in the order in which DDP first showed them
@@ -139,7 +174,7 @@ class DDPHookState:
             known = _DDPBucket(parameters, vector, index, self._num_chunks(vector))
             self._buckets[index] = known
             if self._unplaced:
-                known.set_residual(self._place_residuals(parameters, vector))
+                known.set_residual(self._collect_residual(known, vector))
         known.set_gradients(vector)
         return known.chunks
 
@@ -147,9 +182,9 @@ class DDPHookState:
         on_cpu = vector.device.type == "cpu"
         return max(1, vector.numel() // self.chunk_numel) if on_cpu else 1
 
-    def _place_residuals(self, parameters: Sequence[Tensor], like: Tensor) -> Tensor:
-        residual = torch.zeros_like(like)
-        for p, part in zip(parameters, residual.split([p.numel() for p in parameters])):
+    def _collect_residual(self, known: _DDPBucket, vector: Tensor) -> Tensor:
+        residual = torch.zeros_like(vector)
+        for p, part in zip(known.parameters, known.slices):
             kept = self._unplaced.pop(self._positions[p], None)
             if kept is None:
                 continue
@@ -158,7 +193,7 @@ class DDPHookState:
                     f"{RESIDUAL}{self._positions[p]}: has {kept.numel()} numbers, and the parameter {p.numel()}. "
                     "Use the state of a run of the same network"
                 )
-            part.copy_(kept)
+            residual[part] = kept
         return residual
 
     def _residuals(self) -> dict[int, Tensor]:
@@ -204,17 +239,18 @@ def exchange_bucket(state: DDPHookState, bucket: Any) -> Future[Tensor]:
         future.set_result(gradients)
         return future
     vector.div_(state.group.size)
-    pending: list[_PendingExchange] = []
+    exchanges: list[_ChunkExchange] = []
     for chunk in state.find_chunks(bucket, vector):
-        exchange = iter(state.exchange(chunk, state.step))
-        answer = partial(_answer, exchange, _next_message(exchange))  # sends, from backward, in the order of the chunks
-        pending.append((exchange, state.answering.submit(answer).result if on_cpu else answer))
+        exchange = _ChunkExchange(state.exchange, chunk, state.step)
+        if on_cpu:
+            exchange.answered = state.answering.submit(exchange.answer)
+        exchanges.append(exchange)
     if bucket.is_last():
         state.step += 1
 
     def complete() -> None:
         try:
-            _complete(pending)
+            _complete(exchanges)
             future.set_result(gradients if vector is gradients else gradients.copy_(vector))
         except Exception as error:
             future.set_exception(error)  # pyright: ignore[reportArgumentType] - torch declares it wrongly
@@ -229,35 +265,17 @@ def exchange_bucket(state: DDPHookState, bucket: Any) -> Future[Tensor]:
 exchange_bucket.__annotations__.clear()  # torch compares them with classes, and they are texts here
 
 
-def _next_message(exchange: Iterator[Work | ExchangeEvent]) -> Work | None:
-    """Return the next message of an exchange whose gradient is complete; None once all have arrived."""
-    awaited = next(exchange, ALL_RECEIVED)
-    if awaited is GRAD_READY:
-        awaited = next(exchange, ALL_RECEIVED)
-    return None if isinstance(awaited, ExchangeEvent) else awaited
-
-
-def _answer(exchange: Iterator[Work | ExchangeEvent], sent: Work | None) -> Work | None:
-    """Wait for the first message of the other ranks; return the answer to it, in flight."""
-    if sent:
-        sent.wait()
-    return _next_message(exchange)
-
-
-def _complete(pending: Sequence[_PendingExchange]) -> None:
-    """Receive the answers of all chunks of a bucket.
+def _complete(exchanges: Sequence[_ChunkExchange]) -> None:
+    """Complete the exchanges of all chunks of a bucket.
 
     Gradients that are not finite arrive so on all ranks, and the residual of the bucket stays what it was.
     """
     is_finite = True
-    for exchange, wait_until_answered in pending:
-        message = wait_until_answered()
+    for exchange in exchanges:
         try:
-            while message:
-                message.wait()
-                message = _next_message(exchange)
+            exchange.receive()
         except (Diverged, NonFiniteMessage):  # a GradScaler skips the step
             is_finite = False
     if is_finite:
-        for exchange, _ in pending:
-            next(exchange, None)  # it commits the residual
+        for exchange in exchanges:
+            exchange.commit_residual()
