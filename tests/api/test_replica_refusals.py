@@ -116,8 +116,8 @@ def test_a_step_of_the_optimizer_by_hand():
     replica = pg.Replica(net, optimizer)
     take_turn(replica, net)
     with advises(
-        "Linear: step() of its optimizer is called, and the turn takes the step. Leave it out (with a GradScaler: use "
-        "turn(scaler=scaler))"
+        "Linear: its optimizer is stepped by hand, and the turn takes the step. Leave step() out, or give the "
+        "GradScaler that calls it to the turn"
     ):
         optimizer.step()
     take_turn(replica, net, scaler=torch.amp.GradScaler("cpu", enabled=False))
