@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
 import torch
 
+import paragan as pg
 import tiny_run
 from paragan.comm.world import World
 from paragan.core.devices import backend_of
@@ -136,3 +138,33 @@ def test_scores_are_those_of_the_cpu():
         return [s.value for s in evaluate(lambda rows: fakes[rows.start : rows.stop], reals, device=device, **options)]
 
     assert scores(GPU) == pytest.approx(scores(CPU), rel=1e-6)
+
+
+@pytest.mark.parametrize("max_norm", [None, 0.1])
+def test_a_replica_takes_the_steps_of_a_plain_loop(max_norm):
+    """In float16 under a GradScaler, one step of which overflows."""
+    torch.manual_seed(0)
+    plain = torch.nn.Sequential(torch.nn.Linear(8, 64), torch.nn.GELU(), torch.nn.Linear(64, 1)).to(GPU)
+    net = copy.deepcopy(plain)
+    optimizer, scaler = torch.optim.Adam(plain.parameters(), 1e-2), torch.amp.GradScaler("cuda", 1024.0)
+    replica = pg.Replica(net, torch.optim.Adam(net.parameters(), 1e-2), max_norm=max_norm, world=World.solo(GPU))
+    its_scaler = torch.amp.GradScaler("cuda", 1024.0)
+    for step in range(4):
+        x = torch.randn(16, 8, device=GPU) * (float("inf") if step == 2 else 1)
+        with torch.autocast("cuda", torch.float16):
+            loss = plain(x).float().square().mean()
+        optimizer.zero_grad()
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        if max_norm:
+            torch.nn.utils.clip_grad_norm_(plain.parameters(), max_norm)
+        scaler.step(optimizer)
+        scaler.update()
+        with replica.turn(scaler=its_scaler):
+            with torch.autocast("cuda", torch.float16):
+                loss = net(x).float().square().mean()
+            its_scaler.scale(loss).backward()
+        its_scaler.update()
+    assert its_scaler.get_scale() == scaler.get_scale() == 512
+    for p, expected in zip(net.parameters(), plain.parameters()):
+        torch.testing.assert_close(p, expected, rtol=1e-4, atol=1e-5)
