@@ -274,8 +274,8 @@ class Replica(TrainedParameters):
         """Raise UsageError if the optimizer steps now, unless the turn has called it."""
         if not self._is_stepping:
             raise UsageError(
-                f"{self.label}: its optimizer is stepped by hand, and the turn takes the step. Leave step() out, or give "
-                "the GradScaler that calls it to the turn"
+                f"{self.label}: its optimizer is stepped by hand, and the turn takes the step. Leave step() out, or "
+                "give the GradScaler that calls it to the turn"
             )
 
     @property
