@@ -14,10 +14,9 @@ Without --data, A is half of the handwritten digits, B the other half in blue in
     +sampler = pg.shard(images)
     -set_requires_grad([d_a, d_b], False)     # and True for the turn of the discriminators
     -opt_g.zero_grad()
-    -loss.backward()
-    -opt_g.step()
     +with gen.turn():                         # around the forward pass too
-    +    loss.backward()
+         loss.backward()
+    -opt_g.step()
 """
 
 import argparse
@@ -41,8 +40,7 @@ def make_networks() -> nn.ModuleList:
     return nn.ModuleList([*g, *d])
 
 
-def make_optimizers(networks: nn.ModuleList) -> list[torch.optim.Optimizer]:
-    """Return that of both generators and that of both discriminators."""
+def make_optimizers(networks: nn.ModuleList) -> list[torch.optim.Optimizer]:  # of both G, of both D
     return [torch.optim.Adam(pair.parameters(), 1e-3, betas=(0.5, 0.99)) for pair in (networks[:2], networks[2:])]
 
 
@@ -58,7 +56,6 @@ def discriminator_loss(d: nn.Module, real: Tensor, fake: Tensor) -> Tensor:
     return ((d(real) - 1).square().mean() + d(fake.detach()).square().mean()) / 2
 
 
-@torch.no_grad()
 def cycle_error(networks: nn.ModuleList, images: TensorDataset) -> float:
     """Return the mean difference of images and their double translation, in grey levels 0 to 255."""
     (g_ab, g_ba), (a, b) = networks[:2], images.tensors
@@ -67,6 +64,8 @@ def cycle_error(networks: nn.ModuleList, images: TensorDataset) -> float:
 
 def load_images(options: argparse.Namespace) -> TensorDataset:
     """Return images of A and of B, [N, 3, H, W] in -1..1; N is a number of whole batches."""
+    if options.batch % pg.join().size:
+        raise pg.UsageError(f"--batch {options.batch}: must divide by the ranks. Use a multiple of {pg.join().size}")
     data = [pg.load_data(path, resolution=options.size, channels=3, cache="memory") for path in options.data]
     a, b = (torch.from_numpy(x.images).permute(0, 3, 1, 2) / 127.5 - 1 for x in data)
     if options.data == ["digits", "digits"]:
@@ -104,9 +103,9 @@ def main(options: argparse.Namespace) -> None:
         with disc.turn(backwards=2):
             discriminator_loss(d_a, a, fake_a).backward()
             discriminator_loss(d_b, b, fake_b).backward()
-        pg.check_replicas(gen, disc, every=100)
+        pg.check_replicas(gen, disc, every=10)
         if step % 100 == 0 or step == options.steps:
-            with gen.using_ema():
+            with gen.using_ema(), torch.no_grad():
                 error = cycle_error(networks, images)
             if world.is_main:
                 print(f"step {step}: cycle error {error:.4f} of 255", flush=True)

@@ -13,7 +13,7 @@ accelerate starts the ranks, forms their process group and divides the batches; 
     -accelerator.backward(loss)
     -opt_g.step()
     -set_requires_grad([d_a, d_b], True)
-    +with gen.turn(scaler=accelerator.scaler):     # None, but for --mixed_precision fp16
+    +with gen.turn(scaler=accelerator.scaler):     # not None with --mixed_precision fp16; then update it in each step
     +    accelerator.backward(loss)
 """
 
@@ -39,21 +39,26 @@ def main(options: argparse.Namespace) -> None:
     pg.join(device=accelerator.device)
     g_ab, g_ba, d_a, d_b = networks = cyclegan.make_networks().to(accelerator.device)
     opt_g, opt_d = cyclegan.make_optimizers(networks)
-    gen = pg.Replica([g_ab, g_ba], opt_g, wire=options.wire)
+    gen = pg.Replica([g_ab, g_ba], opt_g, wire=options.wire, ema=0.98)
     disc = pg.Replica([d_a, d_b], opt_d, wire=options.wire)
     images = cyclegan.load_images(options)
     loader = accelerator.prepare(DataLoader(images, options.batch, shuffle=True))
     loss = torch.zeros(())
     for _step, (a, b) in zip(range(options.steps), chain.from_iterable(repeat(loader))):
-        with gen.turn(scaler=accelerator.scaler), accelerator.autocast():
-            loss, fake_a, fake_b = cyclegan.generator_loss(networks, a, b)
+        with gen.turn(scaler=accelerator.scaler):
+            with accelerator.autocast():
+                loss, fake_a, fake_b = cyclegan.generator_loss(networks, a, b)
             accelerator.backward(loss)
-        with disc.turn(backwards=2, scaler=accelerator.scaler), accelerator.autocast():
-            accelerator.backward(cyclegan.discriminator_loss(d_a, a, fake_a))
-            accelerator.backward(cyclegan.discriminator_loss(d_b, b, fake_b))
-        pg.check_replicas(gen, disc, every=100)
+        with disc.turn(scaler=accelerator.scaler):
+            with accelerator.autocast():
+                loss_d = cyclegan.discriminator_loss(d_a, a, fake_a) + cyclegan.discriminator_loss(d_b, b, fake_b)
+            accelerator.backward(loss_d)
+        if accelerator.scaler is not None:
+            accelerator.scaler.update()
+        pg.check_replicas(gen, disc, every=10)
     loss = accelerator.reduce(loss, "mean")
-    error = cyclegan.cycle_error(networks, images)
+    with gen.using_ema(), torch.no_grad():
+        error = cyclegan.cycle_error(networks, images)
     accelerator.print(f"step {options.steps}: loss of G {loss:.4f}, cycle error {error:.4f} of 255")
     accelerator.end_training()
 

@@ -64,7 +64,7 @@ class CycleGAN(L.LightningModule):
     def on_train_start(self) -> None:
         g_ab, g_ba, d_a, d_b = self.networks
         opt_g, opt_d = self.optimizers()
-        self.gen = pg.Replica([g_ab, g_ba], opt_g, wire=self.options.wire)
+        self.gen = pg.Replica([g_ab, g_ba], opt_g, wire=self.options.wire, ema=0.98)
         self.disc = pg.Replica([d_a, d_b], opt_d, wire=self.options.wire)
 
     def training_step(self, batch: list[Tensor], _: int) -> None:
@@ -76,7 +76,7 @@ class CycleGAN(L.LightningModule):
         with self.disc.turn(backwards=2):
             self.manual_backward(cyclegan.discriminator_loss(d_a, a, fake_a))
             self.manual_backward(cyclegan.discriminator_loss(d_b, b, fake_b))
-        pg.check_replicas(self.gen, self.disc, every=100)
+        pg.check_replicas(self.gen, self.disc, every=10)
         self.log("loss_g", loss, sync_dist=True)  # mean over ranks
 
 
@@ -96,7 +96,8 @@ def main(options: argparse.Namespace) -> None:
     model = CycleGAN(options)
     trainer.fit(model)
     if trainer.is_global_zero:
-        error = cyclegan.cycle_error(model.networks, cyclegan.load_images(options))
+        with model.gen.using_ema(), torch.no_grad():
+            error = cyclegan.cycle_error(model.networks, cyclegan.load_images(options))
         loss = trainer.callback_metrics["loss_g"]
         print(f"step {trainer.global_step // 2}: loss of G {loss:.4f}, cycle error {error:.4f} of 255")
 

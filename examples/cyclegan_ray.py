@@ -40,7 +40,7 @@ def train(options: argparse.Namespace) -> None:
     world = pg.join(device=ray.train.torch.get_device())
     g_ab, g_ba, d_a, d_b = networks = cyclegan.make_networks().to(world.device)
     opt_g, opt_d = cyclegan.make_optimizers(networks)
-    gen = pg.Replica([g_ab, g_ba], opt_g, wire=options.wire)
+    gen = pg.Replica([g_ab, g_ba], opt_g, wire=options.wire, ema=0.98)
     disc = pg.Replica([d_a, d_b], opt_d, wire=options.wire)
     images = cyclegan.load_images(options)
     loader = DataLoader(images, options.batch // world.size, sampler=pg.shard(images))
@@ -51,9 +51,11 @@ def train(options: argparse.Namespace) -> None:
         with disc.turn(backwards=2):
             cyclegan.discriminator_loss(d_a, a, fake_a).backward()
             cyclegan.discriminator_loss(d_b, b, fake_b).backward()
-        pg.check_replicas(gen, disc, every=100)
+        pg.check_replicas(gen, disc, every=10)
         if step % 100 == 0 or step == options.steps:
-            ray.train.report({"step": step, "cycle error": cyclegan.cycle_error(networks, images)})
+            with gen.using_ema(), torch.no_grad():
+                error = cyclegan.cycle_error(networks, images)
+            ray.train.report({"step": step, "cycle error": error})
 
 
 def main(options: argparse.Namespace) -> None:
