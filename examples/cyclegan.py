@@ -93,8 +93,7 @@ def main(options: argparse.Namespace) -> None:
     disc = pg.Replica([d_a, d_b], opt_d, wire=options.wire)
     start = ((options.folder and pg.load(options.folder, gen, disc)) or {"step": 0})["step"]
     images = load_images(options)
-    sampler = pg.shard(images)
-    sampler.position = start * options.batch
+    sampler = pg.shard(images, position=start * options.batch)
     loader = DataLoader(images, options.batch // world.size, sampler=sampler)
     for step, (a, b) in zip(range(start + 1, options.steps + 1), chain.from_iterable(repeat(loader))):
         with gen.turn():
