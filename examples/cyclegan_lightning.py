@@ -59,7 +59,8 @@ class CycleGAN(L.LightningModule):
 
     def train_dataloader(self) -> DataLoader:
         images = cyclegan.load_images(self.options)
-        return DataLoader(images, self.options.batch // pg.join().size, sampler=pg.shard(images))
+        sampler = pg.shard(images, position=self.current_epoch * len(images))  # not 0 where Lightning resumes
+        return DataLoader(images, self.options.batch // pg.join().size, sampler=sampler)
 
     def on_train_start(self) -> None:
         g_ab, g_ba, d_a, d_b = self.networks
@@ -87,7 +88,7 @@ def main(options: argparse.Namespace) -> None:
         devices=options.ranks,
         strategy=OwnExchange(),
         use_distributed_sampler=False,  # pg.shard gives each rank its part
-        max_steps=2 * options.steps,  # Lightning counts those of both optimizers
+        max_steps=2 * options.steps,  # the steps of both optimizers count
         max_epochs=-1,
         logger=False,
         enable_checkpointing=False,

@@ -491,3 +491,14 @@ def test_a_loader_takes_it():
     data = torch.utils.data.TensorDataset(torch.arange(10))
     loader = torch.utils.data.DataLoader(data, 4, sampler=pg.shard(data, shuffle=False))
     assert [batch[0].tolist() for batch in loader] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+
+
+def test_an_epoch_has_ended_for_a_loop_that_counts_its_batches():
+    sampler = pg.shard(range(8), seed=1)
+    loader = torch.utils.data.DataLoader(range(8), 4, sampler=sampler)
+    epochs = []
+    for _ in range(2):
+        batches = iter(loader)  # as Lightning does: it never asks for a batch beyond the last
+        epochs.append([next(batches).tolist() for _ in range(len(loader))])
+    assert sampler.position == 16
+    assert epochs[0] != epochs[1]
