@@ -59,14 +59,17 @@ class CycleGAN(L.LightningModule):
 
     def train_dataloader(self) -> DataLoader:
         images = cyclegan.load_images(self.options)
-        sampler = pg.shard(images, position=self.current_epoch * len(images))  # not 0 where Lightning resumes
-        return DataLoader(images, self.options.batch // pg.join().size, sampler=sampler)
+        self.sampler = pg.shard(images)
+        return DataLoader(images, self.options.batch // pg.join().size, sampler=self.sampler)
 
     def on_train_start(self) -> None:
         g_ab, g_ba, d_a, d_b = self.networks
         opt_g, opt_d = self.optimizers()
         self.gen = pg.Replica([g_ab, g_ba], opt_g, wire=self.options.wire, ema=0.98)
         self.disc = pg.Replica([d_a, d_b], opt_d, wire=self.options.wire)
+
+    def on_train_epoch_start(self) -> None:
+        self.sampler.position = self.current_epoch * self.sampler.epoch_samples  # also where Lightning resumes
 
     def training_step(self, batch: list[Tensor], _: int) -> None:
         a, b = batch
