@@ -361,7 +361,8 @@ class World:
             as_comm_error(lambda: self._gather_strings("bye", "", self.timeout_s))
         else:
             as_comm_error(lambda: self.store.set(f"bye/{self.rank}", ""))
-        c10d.destroy_process_group(self._adopted_group)  # None: the default one
+        if c10d.is_initialized():  # a script may have destroyed all groups at its end
+            c10d.destroy_process_group(self._adopted_group)  # None: the default one
         if self._adopted_group is None:
             World._formed_default_group = False
 

@@ -40,6 +40,16 @@ def test_it_is_adopted_again_after_it_was_left(in_foreign_group):
     assert in_foreign_group(2, job) == [[["0", "0"], ["1", "1"]]] * 2
 
 
+def test_it_may_be_left_after_all_groups_were_destroyed(in_foreign_group):
+    def job():
+        with World.join(LaunchInfo(), CPU, 20.0) as world:
+            texts = world.all_gather_str("last")
+            c10d.destroy_process_group()
+        return texts
+
+    assert in_foreign_group(2, job) == [["last", "last"]] * 2
+
+
 def test_a_rank_that_does_not_join_is_named_within_the_timeout(in_foreign_group):
     def job():
         if c10d.get_rank():
