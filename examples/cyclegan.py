@@ -62,14 +62,14 @@ def cycle_error(networks: nn.ModuleList, images: TensorDataset) -> float:
     return 127.5 / 2 * float((g_ba(g_ab(a)) - a).abs().mean() + (g_ab(g_ba(b)) - b).abs().mean())
 
 
-def load_images(options: argparse.Namespace) -> TensorDataset:
+def load_images(options: argparse.Namespace, device: torch.device) -> TensorDataset:
     """Return images of A and of B, [N, 3, H, W] in -1..1; N is a number of whole batches."""
     if options.batch % pg.join().size:
         raise pg.UsageError(f"--batch {options.batch}: must divide by the ranks. Use a multiple of {pg.join().size}")
     data = [pg.load_data(path, resolution=options.size, channels=3, cache="memory") for path in options.data]
-    a, b = (torch.from_numpy(x.images).permute(0, 3, 1, 2) / 127.5 - 1 for x in data)
+    a, b = (torch.from_numpy(x.images).to(device).permute(0, 3, 1, 2) / 127.5 - 1 for x in data)
     if options.data == ["digits", "digits"]:
-        ink, paper = torch.tensor([[-0.8, -0.6, 0.4], [0.9, 0.8, 0.2]]).view(2, 3, 1, 1)
+        ink, paper = torch.tensor([[-0.8, -0.6, 0.4], [0.9, 0.8, 0.2]], device=device).view(2, 3, 1, 1)
         a, b = a[0::2], paper + (b[1::2] + 1) / 2 * (ink - paper)
     count = min(len(a), len(b)) // options.batch * options.batch
     return TensorDataset(a[:count], b[:count])
@@ -87,12 +87,12 @@ def make_parser(description: str) -> argparse.ArgumentParser:
 
 def main(options: argparse.Namespace) -> None:
     world = pg.join()
-    g_ab, g_ba, d_a, d_b = networks = make_networks()
+    g_ab, g_ba, d_a, d_b = networks = make_networks().to(world.device)
     opt_g, opt_d = make_optimizers(networks)
     gen = pg.Replica([g_ab, g_ba], opt_g, wire=options.wire, ema=0.98)
     disc = pg.Replica([d_a, d_b], opt_d, wire=options.wire)
     start = ((options.folder and pg.load(options.folder, gen, disc)) or {"step": 0})["step"]
-    images = load_images(options)
+    images = load_images(options, world.device)
     sampler = pg.shard(images, position=start * options.batch)
     loader = DataLoader(images, options.batch // world.size, sampler=sampler)
     for step, (a, b) in zip(range(start + 1, options.steps + 1), chain.from_iterable(repeat(loader))):

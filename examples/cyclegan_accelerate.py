@@ -41,7 +41,7 @@ def main(options: argparse.Namespace) -> None:
     opt_g, opt_d = cyclegan.make_optimizers(networks)
     gen = pg.Replica([g_ab, g_ba], opt_g, wire=options.wire, ema=0.98)
     disc = pg.Replica([d_a, d_b], opt_d, wire=options.wire)
-    images = cyclegan.load_images(options)
+    images = cyclegan.load_images(options, accelerator.device)
     loader = accelerator.prepare(DataLoader(images, options.batch, shuffle=True))
     loss = torch.zeros(())
     for _step, (a, b) in zip(range(options.steps), chain.from_iterable(repeat(loader))):

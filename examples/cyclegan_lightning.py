@@ -58,7 +58,7 @@ class CycleGAN(L.LightningModule):
         return cyclegan.make_optimizers(self.networks)
 
     def train_dataloader(self) -> DataLoader:
-        images = cyclegan.load_images(self.options)
+        images = cyclegan.load_images(self.options, self.device)
         self.sampler = pg.shard(images)
         return DataLoader(images, self.options.batch // pg.join().size, sampler=self.sampler)
 
@@ -101,7 +101,7 @@ def main(options: argparse.Namespace) -> None:
     trainer.fit(model)
     if trainer.is_global_zero:
         with model.gen.using_ema(), torch.no_grad():
-            error = cyclegan.cycle_error(model.networks, cyclegan.load_images(options))
+            error = cyclegan.cycle_error(model.networks, cyclegan.load_images(options, model.device))
         loss = trainer.callback_metrics["loss_g"]
         print(f"step {trainer.global_step // 2}: loss of G {loss:.4f}, cycle error {error:.4f} of 255")
 

@@ -42,7 +42,7 @@ def train(options: argparse.Namespace) -> float:
     opt_g, opt_d = cyclegan.make_optimizers(networks)
     gen = pg.Replica([g_ab, g_ba], opt_g, wire=options.wire, ema=0.98)
     disc = pg.Replica([d_a, d_b], opt_d, wire=options.wire)
-    images = cyclegan.load_images(options)
+    images = cyclegan.load_images(options, world.device)
     loader = DataLoader(images, options.batch // world.size, sampler=pg.shard(images))
     for step, (a, b) in zip(range(1, options.steps + 1), chain.from_iterable(repeat(loader))):
         with gen.turn():
