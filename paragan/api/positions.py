@@ -100,10 +100,8 @@ class ShardSampler(Sampler[int]):
     def __iter__(self) -> Iterator[int]:
         epoch, offset = divmod(self.position, self.epoch_samples)
         order = epoch_permutation(self.seed, epoch, self.num_samples) if self.shuffle else range(self.num_samples)
-        end = (epoch + 1) * self.epoch_samples
         for remaining in range(len(self), 0, -1):
             if remaining == 1:  # a loop that counts its batches asks for no sample beyond the last
-                self.position = end
+                self.position = (epoch + 1) * self.epoch_samples
             yield int(order[offset + self._rank])
             offset += self._size
-        self.position = end
