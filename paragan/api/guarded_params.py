@@ -12,6 +12,7 @@ from paragan.comm.flat_params import FlatParams
 from paragan.core.errors import UsageError
 
 ANY_NUMBER = sys.maxsize  # of backward passes
+NUM_TURN_MARKS = 3
 
 
 def _no_op() -> None:
@@ -21,14 +22,27 @@ def _no_op() -> None:
 class GuardedParams(FlatParams):
     """Flat parameters that take gradients in turns only, and count them.
 
-    label : the replica, in messages
-    names : of the parameters
+    label            : the replica, in messages
+    names            : of the parameters
     has_simultaneous : whether turns of other replicas are open too
-    before_exchange : is called before the first gradient of a turn is sent
+    before_exchange  : is called before the first gradient of a turn is sent
+    marks            : exchanged at the end of the last bucket: `marks_of_turn`, then 1 for every parameter that got a
+                       gradient, 0 for the others; None: the exchange would change them
+    marks_of_turn    : [NUM_TURN_MARKS]
     """
 
-    def __init__(self, named_parameters: Sequence[tuple[str, nn.Parameter]], bucket_bytes: int, label: str):
-        super().__init__(named_parameters, bucket_bytes)
+    def __init__(
+        self, named_parameters: Sequence[tuple[str, nn.Parameter]], bucket_bytes: int, label: str, has_marks: bool
+    ):
+        like = named_parameters[0][1]
+        marks = nn.Parameter(like.new_zeros(NUM_TURN_MARKS + len(named_parameters))) if has_marks else None
+        super().__init__([("marks", marks), *named_parameters] if marks is not None else named_parameters, bucket_bytes)
+        self.marks: Tensor | None = None
+        self.marks_of_turn = [0.0] * NUM_TURN_MARKS
+        if marks is not None:
+            self.marks = marks.grad
+            self.parameters.pop()
+            self.slices.pop()
         self.label = label
         self.names = {p: name for name, p in named_parameters}
         self._views = {p: p.grad for p in self.parameters}
@@ -53,6 +67,18 @@ class GuardedParams(FlatParams):
     def has_gradient(self) -> list[bool]:
         """Which parameters got a gradient in this turn."""
         return [self._counts[p] > 0 for p in self.parameters]
+
+    def mark_backward_done(self) -> None:
+        if self.marks is not None and self._next_bucket < len(self._awaited):
+            self.marks.copy_(self.marks.new_tensor([*self.marks_of_turn, *self.has_gradient]))
+        super().mark_backward_done()
+
+    def take_marks(self) -> list[float]:
+        """Return the marks as the exchange has averaged them."""
+        assert self.marks is not None
+        averaged: list[float] = self.marks.tolist()  # pyright: ignore[reportUnknownMemberType]
+        self.marks.zero_()
+        return averaged
 
     @torch.no_grad()
     def count_gradient(self, p: Tensor) -> None:

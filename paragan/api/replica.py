@@ -37,6 +37,7 @@ from paragan.api.replica_checks import (
     label_modules,
     parse_exchange,
 )
+from paragan.api.turn_summary import TurnNumbers, TurnSummary, gradients_carry_marks, marks_of
 from paragan.comm.compressed_allreduce import DeliverNonFinite
 from paragan.comm.flat_params import bucket_bytes
 from paragan.comm.process_group import CommunicationError
@@ -103,8 +104,9 @@ class Replica(TrainedParameters):
             self.number = int(self.world.all_gather_str(str(next(_numbers)))[0])
         size = bucket_bytes(self.strategy.wire, single_bucket=self.strategy.uses_single_bucket)
         kinds = dict.fromkeys((p.dtype, p.device) for _, p in named)
+        has_marks = gradients_carry_marks(self.strategy, {dtype for dtype, _ in kinds}, self.world)
         flats = [
-            GuardedParams([(name, p) for name, p in named if (p.dtype, p.device) == kind], size, self.label)
+            GuardedParams([(name, p) for name, p in named if (p.dtype, p.device) == kind], size, self.label, has_marks)
             for kind in kinds
         ]
         super().__init__(flats, optimizer, has_average=ema is not None)
@@ -154,14 +156,15 @@ class Replica(TrainedParameters):
             scale = scaler.get_scale()  # what the wire loses is kept in units of the gradient
             exchange = DeliverNonFinite(exchange)
         with self._reporting_failures(f"turn {self.turns}"), self._open(turn, backwards, scale):
-            check_same_turn = _TurnNumbers(self).check
+            check_same_turn = TurnNumbers(self).check
             for flat in self.guarded:
                 flat.before_exchange = check_same_turn
+                flat.marks_of_turn = marks_of(self)
             with self.exchanging(exchange, self.turns, passes):
                 yield turn
                 check_same_turn()
                 self.mark_backward_done()
-                summary = _Summary(self, weight)
+                summary = TurnSummary(self, weight)
             if summary.any_gradient():
                 self._step(turn, summary, scaler, scale)
             else:
@@ -232,7 +235,7 @@ class Replica(TrainedParameters):
             _update_frozen()
 
     @torch.no_grad()
-    def _step(self, turn: ReplicaTurn, summary: _Summary, scaler: torch.amp.GradScaler | None, scale: float) -> None:
+    def _step(self, turn: ReplicaTurn, summary: TurnSummary, scaler: torch.amp.GradScaler | None, scale: float) -> None:
         self.finish_exchange()
         for flat in self.flats:
             if summary.mean_factor * scale != 1:
@@ -354,87 +357,6 @@ class ReplicaTurn:
         """Run backward to the parameters of this turn's replica only: for turns that are open at once."""
         inputs = [p for p in self._replica.trained if p.requires_grad]
         loss.backward(inputs=inputs, **options)  # pyright: ignore[reportUnknownMemberType]
-
-
-class _TurnNumbers:
-    """Which turn each rank plays: a small message that is under way during the forward pass.
-
-    Otherwise the gradients of one replica could be added to those of another one.
-    """
-
-    def __init__(self, replica: Replica):
-        self._replica = replica
-        self._work = None
-        if replica.shares_steps:
-            numbers = torch.tensor([replica.number, replica.turns], device=replica.flats[0].params.device)
-            self._sums = torch.cat([numbers, numbers.square()])
-            self._work = replica.world.all_ranks.all_reduce_sum(self._sums)
-
-    def check(self) -> None:
-        """Raise UsageError on all ranks unless all play the same turn. Only the first call waits for the others."""
-        if self._work:
-            self._work.wait()
-            self._work = None
-            size = self._replica.world.size
-            number, turn, *squares = self._sums.tolist()  # pyright: ignore[reportUnknownMemberType]
-            if [number**2, turn**2] != [size * square for square in squares]:
-                raise UsageError(
-                    f"{self._replica.label}: another rank plays the turn of another replica. Take the same turns in "
-                    "the same order on all ranks: decide by the step, not by the loss or random numbers of a rank"
-                )
-
-
-class _Summary:
-    """What ranks tell each other beside gradients at the end of a turn, in one message.
-
-    Its vector holds the weight of the rank, whether each parameter got a gradient, and the buffers.
-
-    mean_factor : the gradient, which was averaged with equal weights, is multiplied by this
-    """
-
-    def __init__(self, replica: Replica, weight: float):
-        strategy = replica.strategy
-        self._parameters = replica.trained
-        self._used = [used for flat in replica.guarded for used in flat.has_gradient]
-        self._buffers = replica.float_buffers()
-        self._size = replica.world.size
-        self._follows_period = strategy.sync_period > 1 and strategy.sync_mode != "parameters"
-        # gradients of earlier turns may arrive in this one
-        self._steps_all = (
-            self._follows_period or strategy.requires_sgd or (strategy.wire.lossy and replica.shares_steps)
-        )
-        self.mean_factor = 1.0
-        self._work = None
-        if replica.shares_steps:
-            device = replica.flats[0].params.device
-            values = torch.tensor([weight, *self._used], dtype=torch.float64, device=device)
-            buffers = [b.detach().flatten().to(device, torch.float64) for b in self._buffers]
-            self._values = torch.cat([values, *buffers])
-            self._work = replica.world.all_ranks.with_meter(replica.meter).all_reduce_sum(self._values)
-
-    def any_gradient(self) -> bool:
-        """Wait for the other ranks. Returns whether there is a step to take."""
-        if self._work:
-            self._work.wait()
-            weight, *counts = self._values[: 1 + len(self._used)].tolist()  # pyright: ignore[reportUnknownMemberType]
-            if not weight:
-                return False
-            self._used = [count > 0 for count in counts]
-            self.mean_factor = self._size / weight
-        return any(self._used) or self._follows_period
-
-    @property
-    def unused(self) -> list[Tensor]:
-        """Parameters that no rank used, and that keep no gradient: optimizers leave them as they are."""
-        return [] if self._steps_all else [p for p, used in zip(self._parameters, self._used) if not used]
-
-    @torch.no_grad()
-    def set_buffers(self) -> None:
-        """Set every buffer to its mean over ranks."""
-        start = 1 + len(self._used)
-        for b in self._buffers:
-            b.copy_((self._values[start : start + b.numel()] / self._size).view_as(b))
-            start += b.numel()
 
 
 def _make_step_check(replica: Replica) -> Callable[..., None]:

@@ -7,16 +7,20 @@ the table.
 from __future__ import annotations
 
 import contextlib
+from unittest import mock
 
 import pytest
 import torch
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
 import paragan
+from paragan.api import turn_summary
 
 Z, X = 4, 6
 STEPS = 3
+ONE_ALL_REDUCE = 2  # messages between two ranks
 UNUSED = "Expected to have finished reduction in the prior iteration"
 READY_TWICE = "Expected to mark a variable ready only once"
 IN_PLACE = "modified by an inplace operation"
@@ -279,16 +283,14 @@ def test_a_second_backward_pass_after_two_forward_passes_is_not_averaged(pool):
     torch.testing.assert_close(own, weights(alone), rtol=1e-6, atol=1e-7)
 
 
-@pytest.mark.parametrize("passes", [4])
-def test_accumulated_gradients_of_several_networks_are_exchanged_once(pool, passes):
-    """accelerate#668: `accumulate` suspended the exchange of one network, and the others were exchanged every time."""
+def test_accumulated_gradients_of_several_networks_are_exchanged_once(pool):
+    """accelerate#668: `accumulate` suspends the exchange of one network, and others are exchanged in every pass."""
+    passes = 4
 
     def count_messages(ddp, counts):
         def hook(state, bucket):
             counts.append(bucket.index())
             return default_hooks.allreduce_hook(None, bucket)
-
-        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
         ddp.register_comm_hook(None, hook)
         return ddp
@@ -300,9 +302,18 @@ def test_accumulated_gradients_of_several_networks_are_exchanged_once(pool, pass
         for i in range(passes):
             with g.no_sync() if i < passes - 1 else contextlib.nullcontext():
                 (g(z).mean() + d(real).mean()).backward()
-        return {part: len(count) for part, count in counts.items()}
+        replicas = {part: paragan.Replica(net, sgd(net), world=world) for part, net in (("g", both.g), ("d", both.d))}
+        with mock.patch.object(turn_summary, "CHECKED_TURNS", 0):
+            for replica, x in ((replicas["g"], z), (replicas["d"], real)):
+                with replica.turn(backwards=passes):
+                    for _ in range(passes):
+                        replica.modules[0](x).mean().backward()
+        messages = {part: replica.meter.messages for part, replica in replicas.items()}
+        return {part: len(count) for part, count in counts.items()}, messages
 
-    assert pool(2, job) == [{"g": 1, "d": passes}] * 2
+    for of_ddp, ours in pool(2, job):
+        assert of_ddp == {"g": 1, "d": passes}
+        assert ours == {"g": ONE_ALL_REDUCE, "d": ONE_ALL_REDUCE}
 
 
 # more than one of everything ----------------------------------------------------------------------------------------
@@ -354,3 +365,50 @@ def test_a_rank_that_leaves_d_out_mixes_the_gradients_of_d_and_g(pool):
 
     for mixed in pool(2, job):
         torch.testing.assert_close(mixed, torch.full((1, 3), (1 + 20) / 2))  # without a word
+
+
+@pytest.mark.parametrize("sizes", [(1, 1), (1, 500)])
+def test_a_turn_that_a_rank_leaves_out_is_noticed_before_gradients_are_sent(pool, sizes):
+    """encodec-pytorch#30 and EnCodec_Trainer#4 here."""
+
+    def job(world):
+        nets = [nn.Linear(3, size) for size in sizes]
+        d, g = (paragan.Replica(net, sgd(net), world=world) for net in nets)
+        own = (d, g)[world.rank]
+        before = weights(*nets)
+        refused = pytest.raises(paragan.UsageError, match="another rank plays the turn of another replica")
+        with refused, own.turn():
+            own.modules[0](torch.ones(1, 3)).mean().backward()
+        return torch.equal(before, weights(*nets))
+
+    assert pool(2, job) == [True, True]
+
+
+def test_a_turn_that_is_left_out_later_is_noticed_before_the_step(pool):
+    """encodec-pytorch#30, after the turns in which ranks compare at once where they are."""
+
+    def job(world):
+        nets = [nn.Linear(3, 1) for _ in range(2)]
+        d, g = (paragan.Replica(net, sgd(net), world=world) for net in nets)
+        own = (d, g)[world.rank]
+        before = weights(*nets)
+        is_noticed = pytest.raises(paragan.UsageError, match="another rank plays the turn of another replica")
+        with mock.patch.object(turn_summary, "CHECKED_TURNS", 0), is_noticed, own.turn():
+            own.modules[0](torch.ones(1, 3)).mean().backward()
+        return torch.equal(before, weights(*nets))
+
+    assert pool(2, job) == [True, True]
+
+
+def test_a_rank_may_have_no_backward_pass_in_a_turn(pool):
+    """encodec-pytorch#30, as it should be written: the turn is open on every rank."""
+
+    def job(world):
+        net = nn.Linear(3, 1)
+        nn.init.zeros_(net.weight)
+        with paragan.Replica(net, sgd(net), world=world).turn():
+            if world.rank == 0:
+                net(torch.ones(1, 3)).sum().backward()
+        return net.weight.tolist()
+
+    assert pool(2, job) == [[[pytest.approx(-0.1 / 2)] * 3]] * 2

@@ -1,0 +1,162 @@
+"""What ranks tell each other of a turn, beside gradients.
+
+At its end: the weight of each rank, whose turn it was, which parameters got a gradient, and the buffers. Where
+gradients are summed as they are, all but the buffers travels at their end (guarded_params.py), since another message
+would cost more than what it holds.
+
+A rank that left out a turn would send gradients of one replica where others wait for those of another, which the
+libraries below mix or abort at. So ranks compare whose turn it is when one begins, in the first turns of a replica;
+later they notice it at the end, if the two have equal sizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import Tensor
+
+from paragan.comm.world import World
+from paragan.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from paragan.api.guarded_params import GuardedParams
+    from paragan.comm.traffic import Meter
+
+CHECKED_TURNS = 100  # of a replica, at whose beginning ranks compare whose turn it is
+TURN_PERIOD = 1024  # turns are compared by their remainder, which is exact in float32
+
+
+class ReplicaInTurn(Protocol):
+    """What the messages of a turn need of its replica (replica.py)."""
+
+    world: World
+    label: str
+    number: int
+    turns: int
+    strategy: Any
+    guarded: list[GuardedParams]
+    meter: Meter
+
+    @property
+    def shares_steps(self) -> bool: ...
+    @property
+    def trained(self) -> Sequence[Tensor]: ...
+    def float_buffers(self) -> list[Tensor]: ...
+
+
+def gradients_carry_marks(strategy: Any, dtypes: set[torch.dtype], world: World) -> bool:
+    """Return whether numbers that are appended to the gradient arrive as their sums over ranks, and exact enough."""
+    sums = strategy.coordination == "all-reduce" and strategy.sync_period == 1 and not strategy.requires_sgd
+    is_precise = len(dtypes) == 1 and dtypes <= {torch.float32, torch.float64}
+    return world.size > 1 and sums and is_precise and not strategy.wire.lossy
+
+
+class TurnNumbers:
+    """Which turn each rank plays: a small message that is under way during the forward pass."""
+
+    def __init__(self, replica: ReplicaInTurn):
+        self._replica = replica
+        self._work = None
+        if replica.shares_steps and replica.turns < CHECKED_TURNS:
+            numbers = torch.tensor([replica.number, replica.turns], device=replica.guarded[0].params.device)
+            self._sums = torch.cat([numbers, numbers.square()])
+            self._work = replica.world.all_ranks.with_meter(replica.meter).all_reduce_sum(self._sums)
+
+    def check(self) -> None:
+        """Raise UsageError on all ranks unless all play the same turn. Only the first call waits for the others."""
+        if self._work:
+            self._work.wait()
+            self._work = None
+            size = self._replica.world.size
+            number, turn, *squares = self._sums.tolist()  # pyright: ignore[reportUnknownMemberType]
+            if [number**2, turn**2] != [size * square for square in squares]:
+                raise_other_turn(self._replica)
+
+
+def raise_other_turn(replica: ReplicaInTurn) -> None:
+    """Raise UsageError: ranks play turns of different replicas."""
+    raise UsageError(
+        f"{replica.label}: another rank plays the turn of another replica. Take the same turns in the same order on "
+        "all ranks: decide by the step, not by the loss or random numbers of a rank"
+    )
+
+
+class TurnSummary:
+    """The end of a turn on all ranks.
+
+    mean_factor : the gradient, which was averaged with equal weights, is multiplied by this
+    """
+
+    def __init__(self, replica: ReplicaInTurn, weight: float):
+        strategy = replica.strategy
+        self._replica = replica
+        self._size = replica.world.size
+        self._follows_period = strategy.sync_period > 1 and strategy.sync_mode != "parameters"
+        # gradients of earlier turns may arrive in this one
+        self._steps_all = (
+            self._follows_period or strategy.requires_sgd or (strategy.wire.lossy and replica.shares_steps)
+        )
+        self._used = [used for flat in replica.guarded for used in flat.has_gradient]
+        self._buffers = replica.float_buffers()
+        self.mean_factor = 1.0
+        self._work = None
+        self._num_marks = 0  # in the message
+        if replica.shares_steps:
+            self._send(weight)
+
+    def _send(self, weight: float) -> None:
+        """Send what the gradients do not carry."""
+        device = self._replica.guarded[0].params.device
+        parts = [b.detach().flatten().to(device, torch.float64) for b in self._buffers]
+        if self._replica.guarded[0].marks is None:
+            marks = [*marks_of(self._replica), *map(float, self._used)]
+            self._num_marks = len(marks)
+            parts.insert(0, torch.tensor(marks, dtype=torch.float64, device=device) * (weight / self._size))
+        if parts:
+            self._values = torch.cat(parts)
+            self._work = self._replica.world.all_ranks.with_meter(self._replica.meter).all_reduce_sum(self._values)
+
+    def any_gradient(self) -> bool:
+        """Wait for the other ranks. Returns whether there is a step to take.
+
+        Raises:
+            UsageError: they are in another turn.
+        """
+        if self._work:
+            self._work.wait()
+        if self._replica.shares_steps:
+            total, number, turn, *used = self._received_marks()
+            if not total:
+                return False
+            expected = marks_of(self._replica)
+            if any(abs(mark / total - own) > 0.1 for mark, own in zip((number, turn), expected[1:])):
+                raise_other_turn(self._replica)
+            self._used = [mark > 0 for mark in used]
+            precision = self._size * torch.finfo(self._replica.guarded[0].params.dtype).eps
+            self.mean_factor = 1.0 if abs(total - 1) < precision else 1 / total
+        return any(self._used) or self._follows_period
+
+    def _received_marks(self) -> Sequence[float]:
+        if not self._num_marks:
+            return self._replica.guarded[0].take_marks()
+        return self._values[: self._num_marks].tolist()  # pyright: ignore[reportUnknownMemberType]
+
+    @property
+    def unused(self) -> list[Tensor]:
+        """Parameters that no rank used, and that keep no gradient: optimizers leave them as they are."""
+        return [] if self._steps_all else [p for p, used in zip(self._replica.trained, self._used) if not used]
+
+    @torch.no_grad()
+    def set_buffers(self) -> None:
+        """Set every buffer to its mean over ranks."""
+        start = self._num_marks
+        for b in self._buffers:
+            b.copy_((self._values[start : start + b.numel()] / self._size).view_as(b))
+            start += b.numel()
+
+
+def marks_of(replica: ReplicaInTurn) -> list[float]:
+    """Return what says whose turn it is, [NUM_TURN_MARKS]. Ranks average it by their weights."""
+    return [1.0, float(replica.number), float(replica.turns % TURN_PERIOD)]
