@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -71,7 +71,7 @@ def parse_exchange(exchange: Any, wire: Any, world: World) -> Any:
 
 
 def check_parameters(
-    modules: Sequence[tuple[str, nn.Module]], label: str, optimizer: Optimizer, others: set[nn.Parameter]
+    modules: Sequence[tuple[str, nn.Module]], label: str, optimizer: Optimizer, others: Container[Tensor]
 ) -> NamedParameters:
     """Return the parameters that the optimizer moves, by name, in the order of the modules: those that are not frozen.
 
