@@ -70,7 +70,7 @@ class GuardedParams(FlatParams):
 
     def mark_backward_done(self) -> None:
         if self.marks is not None and self._next_bucket < len(self._awaited):
-            self.marks.copy_(self.marks.new_tensor([*self.marks_of_turn, *self.has_gradient]))
+            self.marks.copy_(torch.tensor([*self.marks_of_turn, *map(float, self.has_gradient)]))
         super().mark_backward_done()
 
     def take_marks(self) -> list[float]:
@@ -80,8 +80,14 @@ class GuardedParams(FlatParams):
         self.marks.zero_()
         return averaged
 
-    @torch.no_grad()
     def count_gradient(self, p: Tensor) -> None:
+        if torch.is_grad_enabled():  # backward(create_graph=True)
+            with torch.no_grad():
+                self._count_gradient(p)
+        else:
+            self._count_gradient(p)
+
+    def _count_gradient(self, p: Tensor) -> None:
         name = self.names[p]  # pyright: ignore[reportArgumentType]
         view = self._views[p]  # pyright: ignore[reportArgumentType]
         if not self._max_passes:
@@ -90,7 +96,7 @@ class GuardedParams(FlatParams):
                 f"{name}: a backward pass outside a turn of {self.label} reaches it, and its gradient would be lost. "
                 "Run forward and backward inside `with replica.turn():`, or detach() what is only an input"
             )
-        if p.grad is not view:  # after zero_grad() inside the turn, or backward(create_graph=True)
+        if p.grad is not view:  # after zero_grad() inside the turn, or with create_graph
             assert view is not None
             assert p.grad is not None
             view.copy_(p.grad)
