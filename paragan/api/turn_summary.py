@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from paragan.api.guarded_params import GuardedParams
     from paragan.comm.traffic import Meter
 
-CHECKED_TURNS = 100  # of a replica, at whose beginning ranks compare whose turn it is
+CHECKED_TURNS = 100  # the first ones of a replica, in which everything is checked before a gradient is sent
 TURN_PERIOD = 1024  # turns are compared by their remainder, which is exact in float32
 
 
