@@ -48,6 +48,7 @@ class GuardedParams(FlatParams):
         self._views = {p: p.grad for p in self.parameters}
         self._counts: dict[Tensor, int] = {}
         self._max_passes = 0  # 0: no turn is open
+        self._counted_version: int | None = None  # of `grads`, when the last gradient was counted
         self.has_simultaneous = False
         self.before_exchange: Callable[[], None] = _no_op
         self.register_hooks()
@@ -56,6 +57,7 @@ class GuardedParams(FlatParams):
         """Take gradients of so many backward passes."""
         self._max_passes = max_passes
         self._counts = dict.fromkeys(self.parameters, 0)
+        self._counted_version = None
         for p, view in self._views.items():
             p.grad = view  # zero_grad() sets None
 
@@ -94,7 +96,7 @@ class GuardedParams(FlatParams):
             p.grad = None
             raise UsageError(
                 f"{name}: a backward pass outside a turn of {self.label} reaches it, and its gradient would be lost. "
-                "Run forward and backward inside `with replica.turn():`, or detach() what is only an input"
+                "Use turn.backward(loss), or run forward inside `with replica.turn():` too, or detach() what is an input"
             )
         if p.grad is not view:  # after zero_grad() inside the turn, or with create_graph
             assert view is not None
@@ -106,6 +108,19 @@ class GuardedParams(FlatParams):
             raise UsageError(self._too_many_passes(name))
         self.before_exchange()
         super().count_gradient(p)
+        self._counted_version = self.grads._version
+
+    def check_untouched(self) -> None:
+        """Raise UsageError if gradients were changed or dropped after backward, when they may be under way."""
+        for p, count in self._counts.items():
+            if count and p.grad is not self._views[p]:  # pyright: ignore[reportArgumentType]
+                name = self.names[p]  # pyright: ignore[reportArgumentType]
+                raise UsageError(f"{name}: zero_grad() after backward drops its gradient. Leave zero_grad() out")
+        if self._counted_version is not None and self.grads._version != self._counted_version:
+            raise UsageError(
+                f"{self.label}: its gradients are changed inside the turn, before they are averaged. "
+                "Use max_norm and turn(scaler=scaler)"
+            )
 
     def _too_many_passes(self, name: str) -> str:
         if self.has_simultaneous:

@@ -54,7 +54,9 @@ def _choose_device(device: str | torch.device, launch_info: LaunchInfo) -> torch
     if isinstance(device, torch.device):
         return device
     if device == "auto" and c10d.is_initialized():
-        device = "cuda" if "nccl" in c10d.get_backend() else "cpu"
+        if "nccl" in c10d.get_backend():
+            return torch.device("cuda", torch.cuda.current_device())  # whoever formed the group has set it
+        device = "cpu"
     return pick_device(device, launch_info.local_rank)
 
 

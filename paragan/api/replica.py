@@ -61,7 +61,8 @@ class Replica(TrainedParameters):
     wire      : how gradients (or parameters, under gossip) are encoded; None: the wire of the strategy
     max_norm  : the gradient is clipped to this norm, after it was averaged; None: it is not
     ema       : the weight, in each turn, of the old moving average of the parameters; None: there is no average
-    buffers   : "mean": floating-point buffers are averaged over ranks after every turn; "own": every rank keeps its own
+    buffers   : after every turn, all ranks get the buffers of rank 0 ("first", as under DistributedDataParallel) or the
+                mean of floating-point ones ("mean"); or every rank keeps its own ("own")
     world     : of `paragan.join()`; None: the world that it returns
     turns     : how many turns were completed
     number    : of this replica in its world, the same on all ranks
@@ -78,7 +79,7 @@ class Replica(TrainedParameters):
         wire: Any = None,
         max_norm: float | None = None,
         ema: float | None = None,
-        buffers: str = "mean",
+        buffers: str = "first",
         world: World | None = None,
     ):
         self.world = world or join()
@@ -163,6 +164,8 @@ class Replica(TrainedParameters):
             with self.exchanging(exchange, self.turns, passes):
                 yield turn
                 check_same_turn()
+                for flat in self.guarded:
+                    flat.check_untouched()
                 self.mark_backward_done()
                 summary = TurnSummary(self, weight)
             if summary.any_gradient():
@@ -248,7 +251,7 @@ class Replica(TrainedParameters):
         if scaler is not None:
             scaler.unscale_(self.optimizer)
         if self.max_norm is not None:
-            turn.grad_norm = self._clip(self.max_norm)
+            turn.grad_norm = nn.utils.clip_grad_norm_(self.trained, self.max_norm)
         self._is_stepping = True
         try:
             if scaler is not None:
@@ -259,15 +262,6 @@ class Replica(TrainedParameters):
             self._is_stepping = False
         if self.ema is not None:
             self.update_average(self.ema)
-
-    def _clip(self, max_norm: float) -> Tensor:
-        """Clip the gradient as `torch.nn.utils.clip_grad_norm_` does, and return its norm before."""
-        norms = [torch.linalg.vector_norm(flat.grads) for flat in self.flats]
-        norm = torch.linalg.vector_norm(torch.stack([one.to(norms[0]) for one in norms]))
-        factor = (max_norm / (norm + 1e-6)).clamp(max=1)
-        for flat in self.flats:
-            flat.grads.mul_(factor.to(flat.grads))
-        return norm
 
     def release(self) -> None:
         """Give the modules and the optimizer back, as they are now: nothing is exchanged any more."""
@@ -314,11 +308,17 @@ class Replica(TrainedParameters):
                     visited.add(tensor)
                     yield f"{label} {name}", tensor
 
-    def float_buffers(self) -> list[Tensor]:
-        """Return the buffers that are averaged over ranks after a turn."""
+    def shared_buffers(self) -> list[Tensor]:
+        """Return the buffers that are the same on all ranks after a turn."""
         if self.buffers == "own" or not self.shares_steps:
             return []
-        return [b for module in self.modules for b in module.buffers() if b.is_floating_point()]
+        buffers = (b for module in self.modules for b in module.buffers())
+        return [b for b in buffers if self.buffers == "first" or b.is_floating_point()]
+
+    @property
+    def has_equal_buffers(self) -> bool:
+        """Whether buffers are the same on all ranks after a turn."""
+        return self.buffers != "own"
 
     @property
     def shares_steps(self) -> bool:

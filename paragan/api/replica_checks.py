@@ -139,8 +139,8 @@ def check_exchange(
         raise UsageError(f"max_norm={max_norm:g}: must be positive. Use 1, or None to clip nothing")
     if ema is not None and not 0 < ema < 1:
         raise UsageError(f"ema={ema:g}: must be between 0 and 1. Use 0.999, or None for no average")
-    if buffers not in ("mean", "own"):
-        raise UsageError(f"buffers={buffers}: there is no such choice. Use mean or own")
+    if buffers not in ("first", "mean", "own"):
+        raise UsageError(f"buffers={buffers}: there is no such choice. Use first, mean or own")
     name, p = named[0]
     if world.size > 1 and p.device.type != world.device.type:
         raise UsageError(

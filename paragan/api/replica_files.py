@@ -93,7 +93,9 @@ def load_replicas(folder: str | Path, *replicas: Replica) -> dict[str, Any] | No
     loaded, damaged = read_newest(paths, lambda path: (path, *read_files(path, world.rank, world.size)))
     names = world.all_gather_str(loaded[0].name if loaded else "")
     if len(set(names)) > 1:
-        raise UsageError(f"{folder}: ranks see different saves ({', '.join(names)}). Use storage that all ranks share")
+        raise UsageError(
+            f"folder={folder}: ranks see different saves ({', '.join(names)}). Use storage that all ranks share"
+        )
     for path, reason in damaged:
         warnings.warn(f"{path} is damaged ({reason}); the save before it is used", stacklevel=2)
     if loaded is None:
@@ -184,7 +186,7 @@ def _restore(replica: Replica, tensors: Mapping[str, Tensor]) -> None:
     modules = select_prefix("module/", tensors)
     for name, tensor in replica.named_tensors():
         if name not in modules:
-            raise UsageError(f"replicas: the save lacks {name}. Build the networks that were saved")
+            raise UsageError(f"replicas: the save lacks {name}")
         tensor.copy_(modules[name])
     average = select_prefix("ema/", tensors)
     for name, tensor in _named_average(replica).items():

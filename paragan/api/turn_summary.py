@@ -37,13 +37,14 @@ class ReplicaInTurn(Protocol):
     turns: int
     strategy: Any
     guarded: list[GuardedParams]
+    buffers: str
     meter: Meter
 
     @property
     def shares_steps(self) -> bool: ...
     @property
     def trained(self) -> Sequence[Tensor]: ...
-    def float_buffers(self) -> list[Tensor]: ...
+    def shared_buffers(self) -> list[Tensor]: ...
 
 
 def gradients_carry_marks(strategy: Any, dtypes: set[torch.dtype], world: World) -> bool:
@@ -99,7 +100,7 @@ class TurnSummary:
             self._follows_period or strategy.requires_sgd or (strategy.wire.lossy and replica.shares_steps)
         )
         self._used = [used for flat in replica.guarded for used in flat.has_gradient]
-        self._buffers = replica.float_buffers()
+        self._buffers = replica.shared_buffers()
         self.mean_factor = 1.0
         self._work = None
         self._num_marks = 0  # in the message
@@ -109,7 +110,10 @@ class TurnSummary:
     def _send(self, weight: float) -> None:
         """Send what the gradients do not carry."""
         device = self._replica.guarded[0].params.device
-        parts = [b.detach().flatten().to(device, torch.float64) for b in self._buffers]
+        share = 1 / self._size
+        if self._replica.buffers == "first":
+            share = float(self._replica.world.is_main)
+        parts = [b.detach().flatten().to(device, torch.float64) * share for b in self._buffers]
         if self._replica.guarded[0].marks is None:
             marks = [*marks_of(self._replica), *map(float, self._used)]
             self._num_marks = len(marks)
@@ -150,10 +154,10 @@ class TurnSummary:
 
     @torch.no_grad()
     def set_buffers(self) -> None:
-        """Set every buffer to its mean over ranks."""
+        """Set every buffer to that of all ranks."""
         start = self._num_marks
         for b in self._buffers:
-            b.copy_((self._values[start : start + b.numel()] / self._size).view_as(b))
+            b.copy_(self._values[start : start + b.numel()].view_as(b))
             start += b.numel()
 
 

@@ -14,7 +14,7 @@ import hashlib
 import json
 import warnings
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, cast, runtime_checkable
 
@@ -36,6 +36,8 @@ class HasParts(Protocol):
 
     @property
     def parts(self) -> tuple[Part, ...]: ...
+    @property
+    def has_equal_buffers(self) -> bool: ...
 
 
 NamedTensors = list[tuple[str, Tensor]]
@@ -86,7 +88,8 @@ def check_replicas(
     history.calls += 1
     if history.calls % every == 0:
         step = history.calls if step is None else step
-        tensors = name_tensors(parts, ignore)
+        own = [one for one in objects if isinstance(one, HasParts) and not one.has_equal_buffers]
+        tensors = name_tensors(parts, ignore, {part for one in own for part in one.parts})
         if tensors:
             compare_tensors(group, tensors, step, history)
 
@@ -119,14 +122,22 @@ _histories: weakref.WeakKeyDictionary[Part, History] = weakref.WeakKeyDictionary
 # Tensors and their names --------------------------------------------------------------------------------
 
 
-def name_tensors(parts: Iterable[Part], ignore: Sequence[str] = ()) -> NamedTensors:
-    """Return all tensors of modules and optimizers with names, each once."""
+def name_tensors(
+    parts: Iterable[Part], ignore: Sequence[str] = (), without_buffers: Container[Part] = ()
+) -> NamedTensors:
+    """Return all tensors of modules and optimizers with names, each once.
+
+    Args:
+        parts: modules and optimizers.
+        ignore: patterns of names that are left out.
+        without_buffers: modules whose buffers are left out.
+    """
     parts = list(parts)
     labels = _label_parts(parts)
     names: dict[Tensor, str] = {}
     for part, label in zip(parts, labels):
         if isinstance(part, nn.Module):
-            for name, tensor in _module_tensors(part):
+            for name, tensor in _module_tensors(part, part not in without_buffers):
                 names.setdefault(tensor, f"{label} {name}")
     optimizer_states = [
         named
@@ -157,9 +168,11 @@ def wrapped_network(wrapper: DistributedDataParallel) -> nn.Module:
     return network  # pyright: ignore[reportUnknownVariableType]
 
 
-def _module_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+def _module_tensors(module: nn.Module, with_buffers: bool) -> Iterator[tuple[str, Tensor]]:
     network = wrapped_network(module) if isinstance(module, DistributedDataParallel) else module
     yield from network.named_parameters()
+    if not with_buffers:
+        return
     broadcasts = isinstance(module, DistributedDataParallel) and module.broadcast_buffers
     layers = cast("Iterator[tuple[str, nn.Module]]", network.named_modules())
     for prefix, layer in layers:

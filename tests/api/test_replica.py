@@ -307,20 +307,25 @@ def test_a_grad_scaler_skips_a_step_that_overflowed_on_one_rank(pool, wire):
         torch.testing.assert_close(w0 - w2, torch.full_like(w0, 0.1), rtol=0.02, atol=0)
 
 
-def test_buffers_are_averaged_or_left_to_each_rank(pool):
+def test_buffers_are_those_of_rank_0_the_mean_or_left_to_each_rank(pool):
     def job(world):
         results = []
-        for buffers in ("mean", "own"):
+        for buffers in ("first", "mean", "own"):
             net = nn.Sequential(nn.BatchNorm1d(2, affine=False), nn.Linear(2, 1))
+            net.register_buffer("index", torch.tensor([5 + world.rank]))  # rank 0's from the start
             replica = pg.Replica(net, torch.optim.SGD(net.parameters(), 0.1), world=world, buffers=buffers)
             with replica.turn():
+                net.index += 1 + world.rank
                 net(torch.tensor([[0.0, 1.0], [2.0, 3.0]]) + world.rank).mean().backward()
-            results.append(net[0].running_mean.tolist())
+            pg.check_replicas(replica, ignore=["*index"] if buffers == "mean" else [])
+            results.append((net[0].running_mean.tolist(), net.index.item()))
         return results
 
-    (mean, first), (also, second) = pool(2, job)
-    assert mean == also == pytest.approx([0.15, 0.25])
-    assert (first, second) == (pytest.approx([0.1, 0.2]), pytest.approx([0.2, 0.3]))
+    (first, mean, mine), (also_first, also_mean, others) = pool(2, job)
+    assert first == also_first == (pytest.approx([0.1, 0.2]), 6)
+    assert mean[0] == also_mean[0] == pytest.approx([0.15, 0.25])
+    assert (mean[1], also_mean[1]) == (6, 7)
+    assert (mine, others) == ((pytest.approx([0.1, 0.2]), 6), (pytest.approx([0.2, 0.3]), 7))
 
 
 @pytest.mark.filterwarnings("ignore:Using backward")

@@ -31,8 +31,8 @@ def test_a_backward_outside_a_turn():
     net = nn.Linear(2, 1)
     replica = pg.Replica(net, sgd(net))
     with advises(
-        "Linear bias: a backward pass outside a turn of Linear reaches it, and its gradient would be lost. Run forward "
-        "and backward inside `with replica.turn():`, or detach() what is only an input"
+        "Linear bias: a backward pass outside a turn of Linear reaches it, and its gradient would be lost. Use "
+        "turn.backward(loss), or run forward inside `with replica.turn():` too, or detach() what is an input"
     ):
         net(torch.ones(1, 2)).sum().backward()
     take_turn(replica, net)
@@ -123,6 +123,28 @@ def test_a_step_of_the_optimizer_by_hand():
     take_turn(replica, net, scaler=torch.amp.GradScaler("cpu", enabled=False))
     replica.release()
     optimizer.step()
+
+
+def test_gradients_that_are_changed_before_they_are_averaged():
+    net = nn.Linear(2, 1)
+    optimizer = sgd(net)
+    replica = pg.Replica(net, optimizer, max_norm=1.0)
+
+    def play(change):
+        with replica.turn():
+            net(torch.ones(1, 2)).sum().backward()
+            change()
+
+    with advises("Linear bias: zero_grad() after backward drops its gradient. Leave zero_grad() out"):
+        play(optimizer.zero_grad)
+    with advises(
+        "Linear: its gradients are changed inside the turn, before they are averaged. Use max_norm and "
+        "turn(scaler=scaler)"
+    ):
+        play(lambda: nn.utils.clip_grad_norm_(net.parameters(), 1e-3))
+    scaler = torch.amp.GradScaler("cpu")
+    with replica.turn(scaler=scaler):
+        scaler.scale(net(torch.ones(1, 2)).sum()).backward()
 
 
 def test_weights(pool):
@@ -293,41 +315,40 @@ def test_parameters_that_cannot_be_trained():
         pg.Replica(wave, sgd(wave))
 
 
-@pytest.mark.parametrize(
-    ("wrong", "advice", "right"),
-    [
-        ({"max_norm": 0}, "max_norm=0: must be positive. Use 1, or None to clip nothing", {"max_norm": 1}),
-        ({"ema": 1.5}, "ema=1.5: must be between 0 and 1. Use 0.999, or None for no average", {"ema": 0.999}),
-        ({"buffers": "sum"}, "buffers=sum: there is no such choice. Use mean or own", {"buffers": "own"}),
-        (
-            {"exchange": 3},
-            "exchange: is a int. Use the name of a strategy, such as sync or gossip",
-            {"exchange": "gossip"},
-        ),
-        (
-            {"exchange": "async"},
-            "exchange=async: gives ranks or turns other roles, which a loop of yours cannot play. Use paragan train, "
-            "Estimator or ScalingManager for it, or exchange=sync, quantized or gossip",
-            {"exchange": "quantized"},
-        ),
-        (
-            {"exchange": "async-gossip"},
-            "exchange=async-gossip: messages are under way between turns, and a loop of yours does not wait for them. "
-            "Use exchange=gossip",
-            {"exchange": "gossip"},
-        ),
-        (
-            {"exchange": "DPOSG", "max_norm": 1.0},
-            "max_norm=1: exchange=DPOSG takes its own steps. Leave max_norm out",
-            {"exchange": "DPOSG"},
-        ),
-    ],
-)
-def test_options(wrong, advice, right):
+def test_options():
     net = nn.Linear(2, 1)
-    with advises(advice):
-        pg.Replica(net, sgd(net), **wrong)
-    take_turn(pg.Replica(net, sgd(net), **right), net)
+
+    def make(**options):
+        replica = pg.Replica(net, sgd(net), **options)
+        take_turn(replica, net)
+        replica.release()
+
+    with advises("max_norm=0: must be positive. Use 1, or None to clip nothing"):
+        make(max_norm=0)
+    make(max_norm=1)
+    with advises("ema=1.5: must be between 0 and 1. Use 0.999, or None for no average"):
+        make(ema=1.5)
+    make(ema=0.999)
+    with advises("buffers=sum: there is no such choice. Use first, mean or own"):
+        make(buffers="sum")
+    make(buffers="own")
+    with advises("exchange: is a int. Use the name of a strategy, such as sync or gossip"):
+        make(exchange=3)
+    make(exchange="gossip")
+    with advises(
+        "exchange=async: gives ranks or turns other roles, which a loop of yours cannot play. Use paragan train, "
+        "Estimator or ScalingManager for it, or exchange=sync, quantized or gossip"
+    ):
+        make(exchange="async")
+    make(exchange="quantized")
+    with advises(
+        "exchange=async-gossip: messages are under way between turns, and a loop of yours does not wait for them. Use "
+        "exchange=gossip"
+    ):
+        make(exchange="async-gossip")
+    with advises("max_norm=1: exchange=DPOSG takes its own steps. Leave max_norm out"):
+        make(exchange="DPOSG", max_norm=1.0)
+    make(exchange="DPOSG")
 
 
 def test_unknown_names_get_the_nearest():
@@ -463,8 +484,9 @@ def test_ranks_that_see_different_saves(pool, tmp_path):
         net = nn.Linear(2, 1)
         replica = pg.Replica(net, sgd(net), world=world)
         pg.save(tmp_path, replica)
-        with advises("ranks see different saves (00000001, ). Use storage that all ranks share"):
-            pg.load(tmp_path if world.is_main else tmp_path / "absent", replica)
+        folder = tmp_path if world.is_main else tmp_path / "absent"
+        with advises(f"folder={folder}: ranks see different saves (00000001, ). Use storage that all ranks share"):
+            pg.load(folder, replica)
         assert pg.load(tmp_path, replica) == {}
 
     pool(2, job)
