@@ -96,7 +96,7 @@ class GuardedParams(FlatParams):
             p.grad = None
             raise UsageError(
                 f"{name}: a backward pass outside a turn of {self.label} reaches it, and its gradient would be lost. "
-                "Use turn.backward(loss), or run forward inside `with replica.turn():` too, or detach() what is an input"
+                "Use turn.backward(loss), or run forward inside `with replica.turn():`, or detach() what is an input"
             )
         if p.grad is not view:  # after zero_grad() inside the turn, or with create_graph
             assert view is not None

@@ -32,7 +32,7 @@ def test_a_backward_outside_a_turn():
     replica = pg.Replica(net, sgd(net))
     with advises(
         "Linear bias: a backward pass outside a turn of Linear reaches it, and its gradient would be lost. Use "
-        "turn.backward(loss), or run forward inside `with replica.turn():` too, or detach() what is an input"
+        "turn.backward(loss), or run forward inside `with replica.turn():`, or detach() what is an input"
     ):
         net(torch.ones(1, 2)).sum().backward()
     take_turn(replica, net)
