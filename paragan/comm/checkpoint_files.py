@@ -255,10 +255,12 @@ def merge_ranks(states: Iterable[StateDict]) -> StateDict:
             values_by_name.setdefault(name, []).append(value)
     merged: StateDict = {}
     for name, values in values_by_name.items():
-        if len(values) == 1:
-            merged[name] = values[0]
+        first = values[0]
+        if all(torch.equal(first, value) for value in values[1:]):
+            merged[name] = first
         else:
-            merged[name] = torch.stack([v.double() for v in values]).mean(0).to(values[0].dtype)
+            wide = torch.promote_types(first.dtype, torch.float64)  # complex128 for complex numbers
+            merged[name] = torch.stack([value.to(wide) for value in values]).mean(0).to(first.dtype)
     return merged
 
 

@@ -78,7 +78,7 @@ def _initial_group(group: Mapping[str, Any], defaults: Mapping[str, Any]) -> dic
 def _named_tensors(name: str, value: Any) -> dict[str, Tensor]:
     if isinstance(value, Tensor):
         return {name: value}
-    if value is None:
+    if value is None or _is_text(value):  # names of groups and parameters, which the optimizer has already
         return {}
     if isinstance(value, bool | int | float):
         return {name + NUMBER_SUFFIX: torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else None)}
@@ -87,6 +87,10 @@ def _named_tensors(name: str, value: Any) -> dict[str, Tensor]:
         if all(isinstance(number, int | float) for number in numbers):  # pyright: ignore[reportUnknownVariableType]
             return {name + NUMBER_SUFFIX: torch.tensor(numbers, dtype=torch.float64)}
     raise UnsupportedStateError(f"{name} is a {type(value).__name__}")
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) or (isinstance(value, list) and all(map(_is_text, value)))  # pyright: ignore
 
 
 def _to_number(value: Tensor) -> Any:
