@@ -24,7 +24,8 @@ class GuardedParams(FlatParams):
 
     label            : the replica, in messages
     names            : of the parameters
-    has_simultaneous : whether turns of other replicas are open too
+    has_simultaneous : whether turns of other replicas are open too; all is then sent at the end of the turn, since
+                       messages of several replicas would otherwise leave in an order that depends on the rank
     before_exchange  : is called before the first gradient of a turn is sent
     marks            : exchanged at the end of the last bucket: `marks_of_turn`, then 1 for every parameter that got a
                        gradient, 0 for the others; None: the exchange would change them
@@ -64,6 +65,7 @@ class GuardedParams(FlatParams):
     def close(self) -> None:
         """Take no gradients any more."""
         self._max_passes = 0
+        self.before_exchange = _no_op  # which knows the replica
 
     @property
     def has_gradient(self) -> list[bool]:
@@ -106,8 +108,9 @@ class GuardedParams(FlatParams):
         self._counts[p] += 1
         if self._counts[p] > self._max_passes:
             raise UsageError(self._too_many_passes(name))
-        self.before_exchange()
-        super().count_gradient(p)
+        if not self.has_simultaneous:
+            self.before_exchange()
+            super().count_gradient(p)
         self._counted_version = self.grads._version
 
     def check_untouched(self) -> None:

@@ -99,7 +99,7 @@ class Replica(TrainedParameters):
             (name, p) for name, p in self.named_tensors() if isinstance(p, nn.Parameter) and not p.requires_grad
         ]
         self._optimizer_size = sum(len(group["params"]) for group in optimizer.param_groups)
-        with self._reporting_failures("the start"):
+        with self.reporting_failures("the start"):
             check_same_networks(self.world, list(self.named_tensors()))
             broadcast_state(self.world, list(self.named_tensors()))
             self.number = int(self.world.all_gather_str(str(next(_numbers)))[0])
@@ -156,7 +156,7 @@ class Replica(TrainedParameters):
         if scaler is not None and self.strategy.wire.lossy:
             scale = scaler.get_scale()  # what the wire loses is kept in units of the gradient
             exchange = DeliverNonFinite(exchange)
-        with self._reporting_failures(f"turn {self.turns}"), self._open(turn, backwards, scale):
+        with self.reporting_failures(f"turn {self.turns}"), self._open(turn, backwards, scale):
             check_same_turn = TurnNumbers(self).check
             for flat in self.guarded:
                 flat.before_exchange = check_same_turn
@@ -182,6 +182,12 @@ class Replica(TrainedParameters):
                 f"{self.label}: a turn begins inside another turn of the same replica. Close the first one, or use "
                 "turn(backwards=2) for two passes of one step"
             )
+        for other in _replicas:
+            if other.is_in_turn and any(used for flat in other.guarded for used in flat.has_gradient):
+                raise UsageError(
+                    f"{self.label}: a turn begins inside a turn of {other.label} that has had a backward pass. Open "
+                    "both before: `with disc.turn() as d, gen.turn() as g:`, or close the first one"
+                )
         if backwards is not None and (not isinstance(backwards, int) or backwards < 1):  # pyright: ignore
             raise UsageError(f"backwards={backwards}: must be 1 or more. Use 1, or None if the number varies")
         if not 0 <= weight < math.inf:
@@ -326,7 +332,16 @@ class Replica(TrainedParameters):
         return self.player_exchange.team.size > 1
 
     @contextlib.contextmanager
-    def _reporting_failures(self, where: str) -> Generator[None]:
+    def reporting_lost_ranks(self, where: str) -> Generator[None]:
+        """As `reporting_failures`, where what else goes wrong does so on all ranks, or is reported as it ends them."""
+        try:
+            yield
+        except CommunicationError:
+            with self.reporting_failures(where):
+                raise
+
+    @contextlib.contextmanager
+    def reporting_failures(self, where: str) -> Generator[None]:
         """Tell the other ranks of a failure inside. The error of another rank becomes a RunError with its reason."""
         try:
             yield

@@ -86,6 +86,9 @@ def check_parameters(
     """
     if not isinstance(optimizer, torch.optim.Optimizer):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise UsageError(f"optimizer: is a {type(optimizer).__name__}. Use a torch.optim.Optimizer")
+    if isinstance(optimizer, torch.optim.LBFGS | torch.optim.SparseAdam):
+        need = "sparse gradients" if isinstance(optimizer, torch.optim.SparseAdam) else "several passes in a step"
+        raise UsageError(f"optimizer: {type(optimizer).__name__} needs {need}. Use another one, such as Adam")
     names: dict[nn.Parameter, str] = {}
     for module_label, module in modules:
         for name, p in module.named_parameters():

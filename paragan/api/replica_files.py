@@ -61,15 +61,17 @@ def save(
     world = replicas[0].world
     if max_checkpoints < 1:
         raise UsageError(f"max_checkpoints={max_checkpoints}: must be 1 or more. Use 2")
+    _check_keys(extra or {})
     try:
         plain_extra = json.loads(json.dumps(dict(extra or {})))
     except (TypeError, ValueError) as error:
         raise UsageError(f"extra: {error}. Use numbers, texts, lists and mappings only") from error
     numbers = [int(path.name) for path in list_checkpoints(Path(folder))]
-    number = int(world.all_gather_str(str(max(numbers, default=0) + 1))[0])
     metadata = {"kind": FORMAT, "replicas": [_describe(replica) for replica in replicas], "extra": plain_extra}
     tensors = {f"{i}/{name}": t for i, replica in enumerate(replicas) for name, t in _local_state(replica).items()}
-    return CheckpointFolder(Path(folder), world, max_checkpoints).write(f"{number:08d}", tensors, metadata)
+    with replicas[0].reporting_lost_ranks(f"a save after turn {replicas[0].turns}"):
+        number = int(world.all_gather_str(str(max(numbers, default=0) + 1))[0])
+        return CheckpointFolder(Path(folder), world, max_checkpoints).write(f"{number:08d}", tensors, metadata)
 
 
 def load_replicas(folder: str | Path, *replicas: Replica) -> dict[str, Any] | None:
@@ -91,7 +93,8 @@ def load_replicas(folder: str | Path, *replicas: Replica) -> dict[str, Any] | No
     world = replicas[0].world
     paths = list_checkpoints(Path(folder))
     loaded, damaged = read_newest(paths, lambda path: (path, *read_files(path, world.rank, world.size)))
-    names = world.all_gather_str(loaded[0].name if loaded else "")
+    with replicas[0].reporting_lost_ranks("a load"):
+        names = world.all_gather_str(loaded[0].name if loaded else "")
     if len(set(names)) > 1:
         raise UsageError(
             f"folder={folder}: ranks see different saves ({', '.join(names)}). Use storage that all ranks share"
@@ -110,6 +113,22 @@ def load_replicas(folder: str | Path, *replicas: Replica) -> dict[str, Any] | No
         _restore(replica, select_prefix(f"{i}/", tensors))
         replica.turns = int(description["turns"])
     return metadata["extra"]
+
+
+def _check_keys(extra: Any, where: str = "extra") -> None:
+    """Raise UsageError for a key that is no text: JSON would make it one, and whoever loads would not find it."""
+    if isinstance(extra, Mapping):
+        items: list[tuple[Any, Any]] = list(extra.items())  # pyright: ignore
+        for key, value in items:
+            if not isinstance(key, str):
+                raise UsageError(
+                    f"{where}: has the key {key!r}, which JSON would make a text. Use texts as keys, or leave {where} "
+                    "out"
+                )
+            _check_keys(value, f"{where}.{key}")
+    elif isinstance(extra, list | tuple):
+        for value in extra:  # pyright: ignore
+            _check_keys(value, where)
 
 
 def _check_replicas(replicas: tuple[Replica, ...]) -> None:

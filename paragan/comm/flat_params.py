@@ -220,7 +220,10 @@ class FlatParams:
     def holds_network(self) -> bool:
         """Whether the parameters of the network are in these vectors; false once something else has moved them."""
         start = self.params.data_ptr()
-        return all(p.data_ptr() == start + first * p.itemsize for p, (first, _) in zip(self.parameters, self.slices))
+        return all(
+            p.data_ptr() == start + first * p.itemsize or not numel
+            for p, (first, numel) in zip(self.parameters, self.slices)
+        )
 
     def release(self) -> None:
         """Stop exchanging gradients, and let the parameters require gradients again, where they are."""
@@ -239,7 +242,9 @@ class FlatParams:
         while self._next_bucket < len(self._awaited) and self._pending_grads[self._next_bucket] == 0:
             i = self._next_bucket
             self._next_bucket += 1
-            if self.share != 1:
+            if not self.share:
+                self.buckets[i].grads.zero_()  # also what is not finite, such as the mean of no samples
+            elif self.share != 1:
                 self.buckets[i].grads.mul_(self.share)
             while self._awaited[i] is GRAD_READY:
                 self._awaited[i] = next(self._generators[i], None)

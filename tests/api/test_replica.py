@@ -186,6 +186,91 @@ def test_turns_inside_each_other_are_simultaneous():
     assert_same(tensors(g, d), tensors(g2, d2))
 
 
+def test_simultaneous_turns_with_parameters_that_one_rank_does_not_use(pool):
+    def job(world):
+        torch.manual_seed(0)
+        a, b = (nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)).double() for _ in range(2))
+        first, second = (pg.Replica(net, torch.optim.SGD(net.parameters(), 0.1), world=world) for net in (a, b))
+        x = torch.ones(2, 3, dtype=torch.float64)[world.rank :: world.size] * (1 + world.rank)
+        with first.turn() as turn_a, second.turn() as turn_b:
+            turn_a.backward((a if world.rank == 0 else a[0])(x).sum())  # what remains is sent at the end
+            turn_b.backward(b(x).square().sum())
+        return tensors(a, b)
+
+    torch.manual_seed(0)
+    a, b = (nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)).double() for _ in range(2))
+    x = torch.ones(1, 3, dtype=torch.float64)
+    (a(x).sum() + a[0](2 * x).sum() + b(x).square().sum() + b(2 * x).square().sum()).div(2).backward()
+    expected = [p.detach() - 0.1 * p.grad for net in (a, b) for p in net.parameters()]
+    for result in pool(2, job):
+        assert_close(result, expected)
+
+
+def test_a_rank_with_an_empty_batch(pool):
+    def job(world):
+        torch.manual_seed(0)
+        net = nn.Linear(2, 1).double()
+        replica = pg.Replica(net, torch.optim.SGD(net.parameters(), 0.1), world=world)
+        start, size = net.weight.detach().clone(), 0 if world.rank else 3
+        with replica.turn(weight=size):
+            net(torch.ones(size, 2, dtype=torch.float64)).mean().backward()  # not a number on rank 1
+        return start - net.weight.detach()
+
+    for difference in pool(2, job):
+        torch.testing.assert_close(difference, torch.full_like(difference, 0.1))
+
+
+def test_parameters_and_buffers_of_odd_shapes(pool, tmp_path):
+    def build_odd():
+        net = nn.Linear(3, 1)
+        net.nothing = nn.Parameter(torch.empty(0))
+        net.scale = nn.Parameter(torch.tensor(2.0))
+        net.register_buffer("rotation", torch.tensor([1j, 2 + 1j]))
+        net.register_buffer("mask", torch.ones(0, dtype=torch.bool))
+        return net
+
+    def job(world):
+        net = build_odd()
+        replica = pg.Replica(net, torch.optim.SGD(net.parameters(), 0.1), world=world)
+        for _ in range(2):
+            with replica.turn():
+                (net(torch.ones(1, 3)) * net.scale + net.nothing.sum()).mean().backward()
+        pg.save(tmp_path, replica)
+        return tensors(net)
+
+    first, second = pool(2, job)
+    assert_same(first, second)
+    net = build_odd()
+    net.rotation.zero_()
+    pg.load(tmp_path, pg.Replica(net, torch.optim.SGD(net.parameters(), 0.1)))
+    assert_same(tensors(net), first)
+
+
+@pytest.mark.parametrize("groups", ["names of parameters", "name of a group"])
+def test_optimizers_whose_groups_have_names_are_saved(tmp_path, groups):
+    def make():
+        net = nn.Linear(2, 1)
+        params = (
+            net.named_parameters()
+            if groups == "names of parameters"
+            else [{"params": list(net.parameters()), "name": "all"}]
+        )
+        return pg.Replica(net, torch.optim.Adam(params, 0.1))
+
+    def take_turn(replica):
+        with replica.turn():
+            replica.modules[0](torch.ones(1, 2)).square().sum().backward()
+
+    first = make()
+    take_turn(first)
+    pg.save(tmp_path, first)
+    again = make()
+    pg.load(tmp_path, again)
+    for replica in (first, again):
+        take_turn(replica)
+    assert_same(replica_tensors(again), replica_tensors(first))
+
+
 def test_the_others_are_frozen_inside_a_turn_and_trainable_after_it():
     g, d = build()
     gen, disc = pg.Replica(g, adam(g)), pg.Replica(d, adam(d))

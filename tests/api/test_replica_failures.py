@@ -53,6 +53,7 @@ def run_loop(folder, mode):
     ("mode", "reason"),
     [
         ("kill", "rank 1 was lost"),
+        ("save", "rank 1 was lost (killed, or out of reach); rank 0: a save after turn 5 of Sequential"),
         ("raise", "rank 1: turn 5 of Sequential: ValueError: the loss of rank 1 failed"),
         ("between", "rank 1: ValueError: the loader of rank 1 failed"),
     ],

@@ -518,7 +518,56 @@ def test_a_timeout_that_is_no_time(monkeypatch):
 
 def test_a_replica_that_is_gone_leaves_the_network_to_others():
     net = nn.Linear(2, 1)
-    pg.Replica(net, sgd(net))
+    take_turn(pg.Replica(net, sgd(net)), net)
     gc.collect()
     net(torch.ones(1, 2)).sum().backward()
     take_turn(pg.Replica(net, sgd(net)), net)
+
+
+def test_a_turn_that_begins_after_a_backward_pass_of_another():
+    g, d = nn.Linear(2, 2), nn.Linear(2, 1)
+    gen, disc = pg.Replica(g, sgd(g)), pg.Replica(d, sgd(d))
+
+    def play_wrongly():
+        with disc.turn():
+            d(torch.ones(1, 2)).sum().backward()
+            take_turn(gen, g)
+
+    with advises(
+        "Linear: a turn begins inside a turn of Linear that has had a backward pass. Open both before: `with "
+        "disc.turn() as d, gen.turn() as g:`, or close the first one"
+    ):
+        play_wrongly()
+    with disc.turn() as d_turn, gen.turn() as g_turn:
+        d_turn.backward(d(torch.ones(1, 2)).sum())
+        g_turn.backward(g(torch.ones(1, 2)).sum())
+    take_turn(disc, d)
+    take_turn(gen, g)
+
+
+def test_optimizers_that_one_pass_does_not_serve():
+    net = nn.Linear(2, 1)
+    with advises("optimizer: LBFGS needs several passes in a step. Use another one, such as Adam"):
+        pg.Replica(net, torch.optim.LBFGS(net.parameters()))
+    with advises("optimizer: SparseAdam needs sparse gradients. Use another one, such as Adam"):
+        pg.Replica(net, torch.optim.SparseAdam(net.parameters()))
+    take_turn(pg.Replica(net, torch.optim.Adam(net.parameters())), net)
+
+
+def test_keys_that_json_would_change(tmp_path):
+    net = nn.Linear(2, 1)
+    replica = pg.Replica(net, sgd(net))
+    scheduler = torch.optim.lr_scheduler.MultiStepLR(replica.optimizer, [3])
+    state = scheduler.state_dict()
+    with advises(
+        "extra.scheduler.milestones: has the key 3, which JSON would make a text. Use texts as keys, or leave "
+        "extra.scheduler.milestones out"
+    ):
+        pg.save(tmp_path, replica, extra={"scheduler": state})
+    del state["milestones"]
+    pg.save(tmp_path, replica, extra={"scheduler": state})
+    scheduler.load_state_dict(pg.load(tmp_path, replica)["scheduler"])
+    for _ in range(3):
+        take_turn(replica, net)
+        scheduler.step()
+    assert replica.optimizer.param_groups[0]["lr"] == pytest.approx(0.01)
