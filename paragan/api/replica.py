@@ -119,6 +119,7 @@ class Replica(TrainedParameters):
         self.player_exchange = exchange_of_rank
         _replicas.add(self)
         self._is_stepping = False
+        self.uses_average = False  # whether the modules have the averaged weights now
         self._step_hook = optimizer.register_step_pre_hook(_make_step_check(self))
         weakref.finalize(self, _release, flats, self._step_hook)
 
@@ -182,6 +183,7 @@ class Replica(TrainedParameters):
                 f"{self.label}: a turn begins inside another turn of the same replica. Close the first one, or use "
                 "turn(backwards=2) for two passes of one step"
             )
+        self.check_own_weights()
         for other in _replicas:
             if other.is_in_turn and any(used for flat in other.guarded for used in flat.has_gradient):
                 raise UsageError(
@@ -268,6 +270,24 @@ class Replica(TrainedParameters):
             self._is_stepping = False
         if self.ema is not None:
             self.update_average(self.ema)
+
+    @contextlib.contextmanager
+    def using_ema(self) -> Generator[None]:
+        """Put the average in place of the parameters inside this context."""
+        if self.ema is None:
+            raise UsageError(f"{self.label}: has no average. Use Replica(..., ema=0.999)")
+        self.check_own_weights()
+        self.uses_average = True
+        try:
+            with super().using_ema():
+                yield
+        finally:
+            self.uses_average = False
+
+    def check_own_weights(self) -> None:
+        """Raise UsageError inside `using_ema`, where a step would be lost, and a save would hold the average."""
+        if self.uses_average:
+            raise UsageError(f"{self.label}: its modules have the averaged weights now. Close using_ema() before")
 
     def release(self) -> None:
         """Give the modules and the optimizer back, as they are now: nothing is exchanged any more."""

@@ -139,6 +139,7 @@ def _check_replicas(replicas: tuple[Replica, ...]) -> None:
             raise UsageError(f"replicas: holds a {type(replica).__name__}. Use paragan.Replica")
         if replica.is_in_turn:
             raise UsageError(f"{replica.label}: its turn is open. Save and load between turns")
+        replica.check_own_weights()
 
 
 def _describe(replica: Replica) -> dict[str, Any]:
@@ -148,6 +149,7 @@ def _describe(replica: Replica) -> dict[str, Any]:
         "tensors": {name: list(tensor.shape) for name, tensor in replica.named_tensors()},
         "has_average": bool(replica.averages),
         "exchange": to_dict(replica.strategy),
+        "optimizer": type(replica.optimizer).__name__,
     }
 
 
@@ -171,6 +173,11 @@ def _check_same(path: Path, saved: list[dict[str, Any]], replicas: tuple[Replica
             raise UsageError(
                 f"{path}: {replica.label} was saved with exchange {name}={before.get(name)}, now {now.get(name)}. Use "
                 "the exchange and wire that it was saved with"
+            )
+        if description["optimizer"] != current["optimizer"]:
+            raise UsageError(
+                f"{path}: {replica.label} was saved with optimizer {description['optimizer']}, now "
+                f"{current['optimizer']}. Use the optimizer that it was saved with"
             )
         if description["has_average"] != current["has_average"]:
             verb = "has" if description["has_average"] else "lacks"

@@ -571,3 +571,31 @@ def test_keys_that_json_would_change(tmp_path):
         take_turn(replica, net)
         scheduler.step()
     assert replica.optimizer.param_groups[0]["lr"] == pytest.approx(0.01)
+
+
+def test_what_needs_the_weights_while_the_average_is_in_their_place(tmp_path):
+    net = nn.Linear(2, 1)
+    replica = pg.Replica(net, sgd(net), ema=0.9)
+    with replica.using_ema():
+        for use in (lambda: take_turn(replica, net), lambda: pg.save(tmp_path, replica)):
+            with advises("Linear: its modules have the averaged weights now. Close using_ema() before"):
+                use()
+    take_turn(replica, net)
+    pg.save(tmp_path, replica)
+
+
+def test_an_average_that_there_is_not():
+    net = nn.Linear(2, 1)
+    replica = pg.Replica(net, sgd(net))
+    with advises("Linear: has no average. Use Replica(..., ema=0.999)"), replica.using_ema():
+        pass
+    with pg.Replica(net, replica.optimizer, ema=0.999).using_ema():
+        pass
+
+
+def test_a_save_with_another_optimizer(tmp_path):
+    net = nn.Linear(2, 1)
+    path = pg.save(tmp_path, pg.Replica(net, torch.optim.Adam(net.parameters())))
+    with advises(f"{path}: Linear was saved with optimizer Adam, now SGD. Use the optimizer that it was saved with"):
+        pg.load(tmp_path, pg.Replica(other := nn.Linear(2, 1), sgd(other)))
+    pg.load(tmp_path, pg.Replica(other := nn.Linear(2, 1), torch.optim.Adam(other.parameters())))
