@@ -110,10 +110,11 @@ class TurnSummary:
     def _send(self, weight: float) -> None:
         """Send what the gradients do not carry."""
         device = self._replica.guarded[0].params.device
-        share = 1 / self._size
-        if self._replica.buffers == "first":
-            share = float(self._replica.world.is_main)
-        parts = [b.detach().flatten().to(device, torch.float64) * share for b in self._buffers]
+        parts = [_as_real(b.detach()).flatten().to(device, torch.float64) for b in self._buffers]
+        if self._replica.buffers != "first":
+            parts = [part / self._size for part in parts]
+        elif not self._replica.world.is_main:
+            parts = [torch.zeros_like(part) for part in parts]  # 0 times infinity is none
         if self._replica.guarded[0].marks is None:
             marks = [*marks_of(self._replica), *map(float, self._used)]
             self._num_marks = len(marks)
@@ -156,9 +157,13 @@ class TurnSummary:
     def set_buffers(self) -> None:
         """Set every buffer to that of all ranks."""
         start = self._num_marks
-        for b in self._buffers:
+        for b in map(_as_real, self._buffers):
             b.copy_(self._values[start : start + b.numel()].view_as(b))
             start += b.numel()
+
+
+def _as_real(b: Tensor) -> Tensor:
+    return torch.view_as_real(b) if b.is_complex() else b
 
 
 def marks_of(replica: ReplicaInTurn) -> list[float]:

@@ -226,7 +226,8 @@ def test_parameters_and_buffers_of_odd_shapes(pool, tmp_path):
         net.nothing = nn.Parameter(torch.empty(0))
         net.scale = nn.Parameter(torch.tensor(2.0))
         net.register_buffer("rotation", torch.tensor([1j, 2 + 1j]))
-        net.register_buffer("mask", torch.ones(0, dtype=torch.bool))
+        net.register_buffer("nothing_here", torch.ones(0, dtype=torch.bool))
+        net.register_buffer("mask", torch.tensor([0.0, -torch.inf]))
         return net
 
     def job(world):
@@ -244,6 +245,7 @@ def test_parameters_and_buffers_of_odd_shapes(pool, tmp_path):
     net.rotation.zero_()
     pg.load(tmp_path, pg.Replica(net, torch.optim.SGD(net.parameters(), 0.1)))
     assert_same(tensors(net), first)
+    assert_same(list(net.buffers()), list(build_odd().buffers()))
 
 
 @pytest.mark.parametrize("groups", ["names of parameters", "name of a group"])
