@@ -12,6 +12,7 @@ import time
 
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
 import paragan as pg
 
@@ -33,7 +34,7 @@ class Interrupt(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad):
-        if ctx.mode == "kill":
+        if ctx.mode in ("kill", "kill beside workers"):
             os.kill(os.getpid(), signal.SIGKILL)
         if ctx.mode == "raise":
             raise ValueError("the loss of rank 1 failed")
@@ -46,6 +47,9 @@ def main(folder: str, mode: str) -> None:
     net = build()
     replica = pg.Replica(net, torch.optim.SGD(net.parameters(), 1e-3))
     pg.load(folder, replica)
+    workers = [iter(DataLoader(range(10**6), num_workers=2)) for _ in range(mode == "kill beside workers")]  # forked
+    for loader in workers:
+        next(loader)
     while replica.turns < 8:
         bad = mode if world.rank == 1 and replica.turns == 5 else ""
         if bad == "between":

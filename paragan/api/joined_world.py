@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import os
 import sys
 from types import TracebackType
 from typing import Any
@@ -47,6 +48,7 @@ def join(*, device: str | torch.device = "auto", timeout_s: float = 600.0) -> Wo
         if _world.size > 1:
             atexit.register(_leave)
             _report_uncaught_errors()
+            os.register_at_fork(after_in_child=_forget_connections)
     return _world
 
 
@@ -75,6 +77,14 @@ def _leave() -> None:
         _world.timeout_s = LEAVE_TIMEOUT_S
         with contextlib.suppress(RunError, RuntimeError):
             _world.close()
+
+
+def _forget_connections() -> None:
+    """Let a forked process, such as a worker of a DataLoader, hold no connection: it would outlive this rank."""
+    global _world
+    if _world:
+        _world.close_inherited_sockets()
+        _world = None
 
 
 def _report_uncaught_errors() -> None:

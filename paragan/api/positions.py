@@ -33,11 +33,15 @@ def rng(
     """
     lane = join().rank if lane is None else lane
     for name, value in (("position", position), ("seed", seed), ("lane", lane)):
-        if value < 0:
-            raise UsageError(f"{name}={value}: must not be negative. Use 0 or more")
+        _check_count(name, value)
     generator = torch.Generator(device)
     generator.manual_seed(int(philox_generator(seed, "torch/rng", lane, position).integers(2**63)))
     return generator
+
+
+def _check_count(name: str, value: object) -> None:
+    if not isinstance(value, int) or not 0 <= value < 1 << 63:
+        raise UsageError(f"{name}={value}: must be a whole number, not negative. Use 0 or more")
 
 
 def shard(
@@ -55,6 +59,9 @@ def shard(
     Raises:
         UsageError: there are fewer samples than ranks, or the position is negative.
     """
+    if not isinstance(dataset, Sized):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise UsageError(f"dataset: {type(dataset).__name__} has no length. Use a data set that can be indexed")
+    _check_count("seed", seed)
     return ShardSampler(len(dataset), world or join(), seed, shuffle, position)
 
 
@@ -84,8 +91,7 @@ class ShardSampler(Sampler[int]):
 
     @position.setter
     def position(self, position: int) -> None:
-        if position < 0:
-            raise UsageError(f"position={position}: must not be negative. Use the number of samples used so far")
+        _check_count("position", position)
         self._position = position
 
     @property

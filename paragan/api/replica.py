@@ -162,6 +162,8 @@ class Replica(TrainedParameters):
             for flat in self.guarded:
                 flat.before_exchange = check_same_turn
                 flat.marks_of_turn = marks_of(self)
+            if not self.shares_steps:
+                check_same_turn()  # messages may leave before there is a gradient
             with self.exchanging(exchange, self.turns, passes):
                 yield turn
                 check_same_turn()
@@ -202,6 +204,11 @@ class Replica(TrainedParameters):
             )
         if scaler is not None and self.strategy.requires_sgd:
             raise UsageError(f"scaler: exchange={self.strategy.name} takes its own steps. Leave scaler out")
+        if not all(flat.holds_network for flat in self.flats):
+            raise UsageError(
+                f"{self.label}: its parameters were moved after its Replica was made (to(), half(), .data=). Move them "
+                "first"
+            )
         if self.turns < CHECKED_TURNS or self.turns % CHECKED_TURNS == 0:  # it visits every module
             self._check_unchanged()
 
@@ -223,11 +230,6 @@ class Replica(TrainedParameters):
             raise UsageError(
                 f"{self.label}: parameters were added to its optimizer after its Replica was made, and would not be "
                 "exchanged. Build the whole optimizer first"
-            )
-        if not all(flat.holds_network for flat in self.flats):
-            raise UsageError(
-                f"{self.label}: its parameters were moved after its Replica was made (to(), half(), .data=). Move them "
-                "first"
             )
 
     @contextlib.contextmanager

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from paragan.comm.traffic import Meter
 
 CHECKED_TURNS = 100  # the first ones of a replica, in which everything is checked before a gradient is sent
+LOW_BITS = (1 << 32) - 1
 TURN_PERIOD = 1024  # turns are compared by their remainder, which is exact in float32
 
 
@@ -60,7 +61,7 @@ class TurnNumbers:
     def __init__(self, replica: ReplicaInTurn):
         self._replica = replica
         self._work = None
-        if replica.shares_steps and replica.turns < CHECKED_TURNS:
+        if replica.world.size > 1 and replica.turns < CHECKED_TURNS:
             numbers = torch.tensor([replica.number, replica.turns], device=replica.guarded[0].params.device)
             self._sums = torch.cat([numbers, numbers.square()])
             self._work = replica.world.all_ranks.with_meter(replica.meter).all_reduce_sum(self._sums)
@@ -110,7 +111,7 @@ class TurnSummary:
     def _send(self, weight: float) -> None:
         """Send what the gradients do not carry."""
         device = self._replica.guarded[0].params.device
-        parts = [_as_real(b.detach()).flatten().to(device, torch.float64) for b in self._buffers]
+        parts = [_to_float64(b.detach()).to(device) for b in self._buffers]
         if self._replica.buffers != "first":
             parts = [part / self._size for part in parts]
         elif not self._replica.world.is_main:
@@ -157,13 +158,34 @@ class TurnSummary:
     def set_buffers(self) -> None:
         """Set every buffer to that of all ranks."""
         start = self._num_marks
-        for b in map(_as_real, self._buffers):
-            b.copy_(self._values[start : start + b.numel()].view_as(b))
-            start += b.numel()
+        for b in self._buffers:
+            end = start + _num_values(b)
+            _from_float64(self._values[start:end], b)
+            start = end
 
 
-def _as_real(b: Tensor) -> Tensor:
-    return torch.view_as_real(b) if b.is_complex() else b
+def _to_float64(b: Tensor) -> Tensor:
+    """Return numbers of any dtype as float64 [_num_values(b)], exactly: int64 in two halves."""
+    if b.is_complex():
+        b = torch.view_as_real(b)
+    if b.dtype == torch.int64:
+        b = torch.stack([b >> 32, b & LOW_BITS])
+    return b.flatten().to(torch.float64)
+
+
+def _num_values(b: Tensor) -> int:
+    return b.numel() * (2 if b.is_complex() or b.dtype == torch.int64 else 1)
+
+
+def _from_float64(values: Tensor, b: Tensor) -> None:
+    """Write what `_to_float64` returned to b."""
+    if b.dtype == torch.int64:
+        high, low = values.to(torch.int64).view(2, *b.shape)
+        b.copy_((high << 32) + low)
+    elif b.is_complex():
+        torch.view_as_real(b).copy_(values.view(*b.shape, 2))
+    else:
+        b.copy_(values.view_as(b))
 
 
 def marks_of(replica: ReplicaInTurn) -> list[float]:

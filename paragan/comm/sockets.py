@@ -67,6 +67,14 @@ def shutdown_sockets(socket_ids: Iterable[SocketId]) -> None:
                 handle.shutdown(socket.SHUT_RDWR)
 
 
+def replace_sockets(socket_ids: Iterable[SocketId]) -> None:
+    """Put an end of no connection in the place of these sockets, whose descriptors stay in use by torch."""
+    null = os.open(os.devnull, os.O_RDWR)
+    for descriptor, _ in socket_ids:
+        os.dup2(null, descriptor)
+    os.close(null)
+
+
 def set_recv_timeout(socket_ids: Iterable[SocketId], timeout_s: float) -> None:
     """Make every blocking receive on these sockets fail after `timeout_s`, also those of torch's own code."""
     timeout = struct.pack("ll", int(timeout_s), int(timeout_s % 1 * 1e6))

@@ -43,6 +43,7 @@ from paragan.comm.sockets import (
     is_connected,
     local_address_towards,
     open_sockets,
+    replace_sockets,
     set_recv_timeout,
     shutdown_sockets,
 )
@@ -387,6 +388,10 @@ class World:
         if isinstance(self.all_ranks, TorchGroup):
             self.all_ranks.process_group.abort()  # no effect with gloo
         self._shutdown_peer_sockets()
+
+    def close_inherited_sockets(self) -> None:
+        """Close the connections to the other ranks in a forked process. Those of the process itself stay open."""
+        replace_sockets(open_sockets() & (self._peer_sockets | self._store_sockets))
 
     def _shutdown_peer_sockets(self) -> None:
         if isinstance(self.all_ranks, TorchGroup):

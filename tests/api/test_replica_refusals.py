@@ -233,12 +233,13 @@ def test_a_parameter_that_is_unfrozen_after_the_start():
     assert net.bias.item() == before
 
 
-def test_ranks_that_take_different_turns(pool):
+@pytest.mark.parametrize("exchange", ["sync", "gossip", "quantized"])
+def test_ranks_that_take_different_turns(pool, exchange):
     """Reported of EnCodec trainers (encodec-pytorch#30), where each rank drew whether D trains."""
 
     def job(world):
         a, b = nn.Linear(2, 1), nn.Linear(2, 1)
-        first, second = (pg.Replica(net, sgd(net), world=world) for net in (a, b))
+        first, second = (pg.Replica(net, sgd(net), world=world, exchange=exchange) for net in (a, b))
         take_turn(first, a)
         take_turn(second, b)
         with advises(
@@ -496,13 +497,17 @@ def test_ranks_that_see_different_saves(pool, tmp_path):
 
 
 def test_positions_and_small_data():
-    with advises("position=-1: must not be negative. Use 0 or more"):
-        pg.rng(-1)
+    for wrong in (-1, 1.5, "a", 1 << 70):
+        with advises(f"position={wrong}: must be a whole number, not negative. Use 0 or more"):
+            pg.rng(wrong)
     pg.rng(0)
     sampler = pg.shard(range(4))
-    with advises("position=-1: must not be negative. Use the number of samples used so far"):
+    with pytest.raises(UsageError, match="position=-1: must be a whole number"):
         sampler.position = -1
     sampler.position = 2
+    with advises("dataset: generator has no length. Use a data set that can be indexed"):
+        pg.shard(i for i in range(4))
+    pg.shard(list(range(4)))
     three = SimpleNamespace(size=3, rank=0)
     with advises("dataset: has 2 samples for 3 ranks. Use more data, or fewer ranks"):
         pg.shard(range(2), world=three)
