@@ -23,7 +23,7 @@ class GuardedParams(FlatParams):
     """Flat parameters that take gradients in turns only, and count them.
 
     label            : the replica, in messages
-    names            : of the parameters
+    names            : of the parameters, in the order of `parameters`
     has_simultaneous : whether turns of other replicas are open too; all is then sent at the end of the turn, since
                        messages of several replicas would otherwise leave in an order that depends on the rank
     before_exchange  : is called before the first gradient of a turn is sent
@@ -45,9 +45,9 @@ class GuardedParams(FlatParams):
             self.parameters.pop()
             self.slices.pop()
         self.label = label
-        self.names = {p: name for name, p in named_parameters}
-        self._views = {p: p.grad for p in self.parameters}
-        self._counts: dict[Tensor, int] = {}
+        self.names = [name for name, _ in reversed(named_parameters)]
+        self._views = [p.grad for p in self.parameters]
+        self._counts = [0 for _ in self.parameters]
         self._max_passes = 0  # 0: no turn is open
         self._counted_version: int | None = None  # of `grads`, when the last gradient was counted
         self.has_simultaneous = False
@@ -57,9 +57,9 @@ class GuardedParams(FlatParams):
     def open(self, max_passes: int) -> None:
         """Take gradients of so many backward passes."""
         self._max_passes = max_passes
-        self._counts = dict.fromkeys(self.parameters, 0)
+        self._counts = [0 for _ in self.parameters]
         self._counted_version = None
-        for p, view in self._views.items():
+        for p, view in zip(self.parameters, self._views):
             p.grad = view  # zero_grad() sets None
 
     def close(self) -> None:
@@ -70,7 +70,7 @@ class GuardedParams(FlatParams):
     @property
     def has_gradient(self) -> list[bool]:
         """Which parameters got a gradient in this turn."""
-        return [self._counts[p] > 0 for p in self.parameters]
+        return [count > 0 for count in self._counts]
 
     def mark_backward_done(self) -> None:
         if self.marks is not None and self._next_bucket < len(self._awaited):
@@ -84,18 +84,18 @@ class GuardedParams(FlatParams):
         self.marks.zero_()
         return averaged
 
-    def count_gradient(self, p: Tensor) -> None:
+    def count_gradient(self, number: int, p: Tensor) -> None:
         if torch.is_grad_enabled():  # backward(create_graph=True)
             with torch.no_grad():
-                self._count_gradient(p)
+                self._count_gradient(number, p)
         else:
-            self._count_gradient(p)
+            self._count_gradient(number, p)
 
-    def _count_gradient(self, p: Tensor) -> None:
-        name = self.names[p]  # pyright: ignore[reportArgumentType]
-        view = self._views[p]  # pyright: ignore[reportArgumentType]
+    def _count_gradient(self, number: int, p: Tensor) -> None:
+        view = self._views[number]
         if not self._max_passes:
             p.grad = None
+            name = self.names[number]
             raise UsageError(
                 f"{name}: a backward pass outside a turn of {self.label} reaches it, and its gradient would be lost. "
                 "Use turn.backward(loss), or run forward inside `with replica.turn():`, or detach() what is an input"
@@ -105,19 +105,18 @@ class GuardedParams(FlatParams):
             assert p.grad is not None
             view.copy_(p.grad)
             p.grad = view
-        self._counts[p] += 1
-        if self._counts[p] > self._max_passes:
-            raise UsageError(self._too_many_passes(name))
+        self._counts[number] += 1
+        if self._counts[number] > self._max_passes:
+            raise UsageError(self._too_many_passes(self.names[number]))
         if not self.has_simultaneous:
             self.before_exchange()
-            super().count_gradient(p)
+            super().count_gradient(number, p)
         self._counted_version = self.grads._version
 
     def check_untouched(self) -> None:
         """Raise UsageError if gradients were changed or dropped after backward, when they may be under way."""
-        for p, count in self._counts.items():
-            if count and p.grad is not self._views[p]:  # pyright: ignore[reportArgumentType]
-                name = self.names[p]  # pyright: ignore[reportArgumentType]
+        for name, p, count, view in zip(self.names, self.parameters, self._counts, self._views):
+            if count and p.grad is not view:
                 raise UsageError(f"{name}: zero_grad() after backward drops its gradient. Leave zero_grad() out")
         if self._counted_version is not None and self.grads._version != self._counted_version:
             raise UsageError(

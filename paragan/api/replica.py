@@ -118,6 +118,8 @@ class Replica(TrainedParameters):
         assert exchange_of_rank
         self.player_exchange = exchange_of_rank
         _replicas.add(self)
+        layers = dict.fromkeys(layer for module in self.modules for layer in module.modules())
+        self._layers_with_buffers = [layer for layer in layers if any(True for _ in layer.buffers(recurse=False))]
         self._is_stepping = False
         self.uses_average = False  # whether the modules have the averaged weights now
         self._step_hook = optimizer.register_step_pre_hook(_make_step_check(self))
@@ -340,7 +342,7 @@ class Replica(TrainedParameters):
         """Return the buffers that are the same on all ranks after a turn."""
         if self.buffers == "own" or not self.shares_steps:
             return []
-        buffers = (b for module in self.modules for b in module.buffers())
+        buffers = dict.fromkeys(b for layer in self._layers_with_buffers for b in layer.buffers(recurse=False))
         return [b for b in buffers if self.buffers == "first" or b.is_floating_point()]
 
     @property

@@ -202,8 +202,8 @@ def _named_average(replica: Replica) -> StateDict:
     """Return the average as tensors by the names of parameters; views."""
     tensors: StateDict = {}
     for flat, average in zip(replica.guarded, replica.averages):
-        for p, (start, _) in zip(flat.parameters, flat.slices):
-            tensors[flat.names[p]] = average.params.as_strided(p.shape, p.stride(), start)
+        for name, p, (start, _) in zip(flat.names, flat.parameters, flat.slices):
+            tensors[name] = average.params.as_strided(p.shape, p.stride(), start)
     return tensors
 
 

@@ -8,6 +8,7 @@ Parameters that the loss does not use are sent as zeros, before anything else is
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 from collections import deque
 from collections.abc import Generator, Mapping, Sequence
@@ -75,7 +76,7 @@ class FlatParams:
         self.grads = torch.zeros_like(self.params)
         self.slices: list[tuple[int, int]] = []
         self.buckets: list[Bucket] = []
-        self._bucket_of: dict[Tensor, int] = {}
+        self._bucket_of: list[int] = []  # by the number of the parameter
         first = 0
         names: list[tuple[int, str]] = []
         padding: list[slice] = []
@@ -126,7 +127,7 @@ class FlatParams:
         p.data = view
         p.grad = self.grads.as_strided(p.shape, dense.stride(), start)
         self.slices.append((start, p.numel()))
-        self._bucket_of[p] = len(self.buckets)
+        self._bucket_of.append(len(self.buckets))
 
     @contextlib.contextmanager
     def exchanging(self, exchange: Exchange, step: int, passes: int = 1) -> Generator[None]:
@@ -209,10 +210,11 @@ class FlatParams:
 
     def register_hooks(self) -> None:
         """Have `count_gradient` called whenever backward has added to the gradient of a parameter."""
-        for p in self.parameters:
+        for i, p in enumerate(self.parameters):
             frozen = not p.requires_grad
             p.requires_grad_(True)  # torch refuses a hook on a frozen tensor
-            hook: RemovableHandle = p.register_post_accumulate_grad_hook(self.count_gradient)  # pyright: ignore
+            count = functools.partial(self.count_gradient, i)  # to look a tensor up would take longer
+            hook: RemovableHandle = p.register_post_accumulate_grad_hook(count)  # pyright: ignore
             self._hooks.append(hook)  # pyright: ignore[reportUnknownArgumentType]
             p.requires_grad_(not frozen)
 
@@ -220,8 +222,9 @@ class FlatParams:
     def holds_network(self) -> bool:
         """Whether the parameters of the network are in these vectors; false once something else has moved them."""
         start = self.params.data_ptr()
+        itemsize = self.params.itemsize
         return all(
-            p.data_ptr() == start + first * p.itemsize or not numel
+            p.data_ptr() == start + first * itemsize or not numel
             for p, (first, numel) in zip(self.parameters, self.slices)
         )
 
@@ -233,9 +236,9 @@ class FlatParams:
         for p in self.parameters:
             p.requires_grad_(True)
 
-    def count_gradient(self, p: Tensor) -> None:
-        """Note that a backward pass has added its part of the gradient of p."""
-        self._pending_grads[self._bucket_of[p]] -= 1
+    def count_gradient(self, number: int, p: Tensor) -> None:
+        """Note that a backward pass has added its part of the gradient of p, the parameter of this number."""
+        self._pending_grads[self._bucket_of[number]] -= 1
         self._resume_ready()
 
     def _resume_ready(self) -> None:
