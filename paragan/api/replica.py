@@ -187,7 +187,7 @@ class Replica(TrainedParameters):
                 f"{self.label}: a turn begins inside another turn of the same replica. Close the first one, or use "
                 "turn(backwards=2) for two passes of one step"
             )
-        self.check_own_weights()
+        self.check_no_average()
         for other in _replicas:
             if other.is_in_turn and any(used for flat in other.guarded for used in flat.has_gradient):
                 raise UsageError(
@@ -280,7 +280,7 @@ class Replica(TrainedParameters):
         """Put the average in place of the parameters inside this context."""
         if self.ema is None:
             raise UsageError(f"{self.label}: has no average. Use Replica(..., ema=0.999)")
-        self.check_own_weights()
+        self.check_no_average()
         self.uses_average = True
         try:
             with super().using_ema():
@@ -288,7 +288,7 @@ class Replica(TrainedParameters):
         finally:
             self.uses_average = False
 
-    def check_own_weights(self) -> None:
+    def check_no_average(self) -> None:
         """Raise UsageError inside `using_ema`, where a step would be lost, and a save would hold the average."""
         if self.uses_average:
             raise UsageError(f"{self.label}: its modules have the averaged weights now. Close using_ema() before")
@@ -344,6 +344,11 @@ class Replica(TrainedParameters):
             return []
         buffers = dict.fromkeys(b for layer in self._layers_with_buffers for b in layer.buffers(recurse=False))
         return [b for b in buffers if self.buffers == "first" or b.is_floating_point()]
+
+    @property
+    def may_differ(self) -> bool:
+        """Whether ranks hold different weights."""
+        return self.world.size > 1 and not self.shares_steps
 
     @property
     def has_equal_buffers(self) -> bool:

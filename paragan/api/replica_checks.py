@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from paragan.comm.compression.compressors import parse_wire
 from paragan.comm.process_group import broadcast_bits
@@ -31,6 +32,8 @@ def label_modules(modules: Sequence[nn.Module]) -> tuple[str, list[str]]:
     for module in modules:
         if not isinstance(module, nn.Module):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise UsageError(f"modules: holds a {type(module).__name__}. Use a module or a list of modules")
+        if isinstance(module, DistributedDataParallel):
+            raise UsageError("modules: holds a DistributedDataParallel. Use its .module, and call that one")
     classes = [type(getattr(module, "_orig_mod", module)).__name__ for module in modules]
     labels: list[str] = []
     for i, name in enumerate(classes):

@@ -139,7 +139,7 @@ def _check_replicas(replicas: tuple[Replica, ...]) -> None:
             raise UsageError(f"replicas: holds a {type(replica).__name__}. Use paragan.Replica")
         if replica.is_in_turn:
             raise UsageError(f"{replica.label}: its turn is open. Save and load between turns")
-        replica.check_own_weights()
+        replica.check_no_average()
 
 
 def _describe(replica: Replica) -> dict[str, Any]:

@@ -37,7 +37,11 @@ class HasParts(Protocol):
     @property
     def parts(self) -> tuple[Part, ...]: ...
     @property
+    def label(self) -> str: ...
+    @property
     def has_equal_buffers(self) -> bool: ...
+    @property
+    def may_differ(self) -> bool: ...
 
 
 NamedTensors = list[tuple[str, Tensor]]
@@ -75,7 +79,7 @@ def check_replicas(
         UsageError: a part is neither a module nor an optimizer, or there is none.
     """
     parts = [part for one in objects for part in (one.parts if isinstance(one, HasParts) else (one,))]
-    _check_arguments(parts, every)
+    _check_arguments(objects, parts, every)
     if not c10d.is_initialized():
         return
     group = TorchGroup(process_group or c10d.group.WORLD)
@@ -94,12 +98,18 @@ def check_replicas(
             compare_tensors(group, tensors, step, history)
 
 
-def _check_arguments(parts: Sequence[object], every: int) -> None:
+def _check_arguments(objects: Sequence[object], parts: Sequence[object], every: int) -> None:
     if not parts:
         raise UsageError("check_replicas: has nothing to compare. Use check_replicas(generator, discriminator)")
     for part in parts:
         if not isinstance(part, nn.Module | torch.optim.Optimizer):
             raise UsageError(f"check_replicas: {type(part).__name__} has no tensors. Use a module or an optimizer")
+    for one in objects:
+        if isinstance(one, HasParts) and one.may_differ:
+            raise UsageError(
+                f"{one.label}: its exchange lets ranks differ, as gossip and local steps do. Leave it out of "
+                "check_replicas"
+            )
     if every < 1:
         raise UsageError(f"every={every}: must be positive. Use 1 or more")
 
@@ -185,7 +195,7 @@ def _optimizer_tensors(
 ) -> Iterator[tuple[str, Tensor]]:
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     for number, p in enumerate(parameters):
-        for key, value in optimizer.state.get(p, {}).items():
+        for key, value in sorted(optimizer.state.get(p, {}).items()):  # a state that was loaded has another order
             if isinstance(value, Tensor):
                 yield f"{label} {key} of {names.get(p, f'parameter {number}')}", value
 

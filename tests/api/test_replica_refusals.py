@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 import paragan as pg
 from advice import advises
@@ -281,6 +282,24 @@ def test_modules_and_optimizers_that_do_not_fit():
     pg.Replica([a, b], sgd(a, b)).release()
     b.requires_grad_(False)
     pg.Replica([a, b], sgd(a))
+
+
+def test_what_differs_on_purpose_is_not_compared(pool):
+    def job(world):
+        a, b = nn.Linear(2, 1), nn.Linear(2, 1)
+        first = pg.Replica(a, sgd(a), world=world, exchange="gossip")
+        second = pg.Replica(b, sgd(b), world=world)
+        with advises(
+            "Linear: its exchange lets ranks differ, as gossip and local steps do. Leave it out of check_replicas"
+        ):
+            pg.check_replicas(first, second)
+        pg.check_replicas(second)
+        wrapped = DistributedDataParallel(nn.Linear(2, 1))
+        with advises("modules: holds a DistributedDataParallel. Use its .module, and call that one"):
+            pg.Replica(wrapped, sgd(wrapped), world=world)
+        pg.Replica(wrapped.module, sgd(wrapped), world=world)
+
+    pool(2, job)
 
 
 def test_parameters_of_two_optimizers():

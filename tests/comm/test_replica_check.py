@@ -152,6 +152,23 @@ def test_the_state_of_an_optimizer_is_compared(pool):
         assert not from_network
 
 
+def test_the_order_of_an_optimizers_state_does_not_matter(pool):
+    """Files give it back in another one."""
+
+    def job(world):
+        net = nn.Linear(2, 1)
+        nn.init.zeros_(net.weight), nn.init.zeros_(net.bias)
+        optimizer = torch.optim.Adam(net.parameters())
+        net(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        if world.rank:
+            for p, state in list(optimizer.state.items()):
+                optimizer.state[p] = dict(reversed(state.items()))
+        return catch(lambda: check_replicas(net, optimizer))
+
+    assert pool(2, job) == ["", ""]
+
+
 def test_ranks_with_different_networks_are_told_the_first_tensor(pool):
     def job(world):
         return catch(lambda: check_replicas(nn.Linear(2, 3 + world.rank), nn.Linear(1, 1)))
