@@ -14,7 +14,7 @@ import torch
 from paragan.comm.launch_info import LaunchInfo
 from paragan.comm.process_group import CommunicationError, c10d
 from paragan.comm.world import World
-from paragan.core.devices import pick_device
+from paragan.core.devices import device_of_group, pick_device
 from paragan.core.errors import RunError, UsageError
 
 LEAVE_TIMEOUT_S = 5.0  # how long a process that ends waits for the other ranks to end
@@ -56,9 +56,7 @@ def _choose_device(device: str | torch.device, launch_info: LaunchInfo) -> torch
     if isinstance(device, torch.device):
         return device
     if device == "auto" and c10d.is_initialized():
-        if "nccl" in c10d.get_backend():
-            return torch.device("cuda", torch.cuda.current_device())  # whoever formed the group has set it
-        device = "cpu"
+        return device_of_group(c10d.get_backend())
     return pick_device(device, launch_info.local_rank)
 
 

@@ -267,6 +267,17 @@ def pick_device(kind: str, local_rank: int = 0) -> torch.device:
     return BACKENDS[resolve_device_kind(kind)].device_for_rank(local_rank)
 
 
+def device_of_group(dist_backend: str) -> torch.device:
+    """Return the device of this process for a process group that somebody else has formed.
+
+    Args:
+        dist_backend: the backend of the group, such as "gloo" or "nccl".
+    """
+    if BACKENDS["cuda"].dist_backend in dist_backend:
+        return torch.device("cuda", torch.cuda.current_device())  # whoever formed the group has set it
+    return torch.device("cpu")
+
+
 def find_cpp_compiler() -> str | None:
     """Return the path of the C++ compiler that torch.compile uses for CPUs, or None."""
     return shutil.which(os.environ.get("CXX", "g++"))
