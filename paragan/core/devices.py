@@ -273,7 +273,7 @@ def device_of_group(dist_backend: str) -> torch.device:
     Args:
         dist_backend: the backend of the group, such as "gloo" or "nccl".
     """
-    if BACKENDS["cuda"].dist_backend in dist_backend:
+    if "nccl" in dist_backend:
         return torch.device("cuda", torch.cuda.current_device())  # whoever formed the group has set it
     return torch.device("cpu")
 

@@ -9,6 +9,7 @@ import resource
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ import torch
 import tiny_run
 from advice import advises
 from paragan.config.validate import validate
-from paragan.core.devices import BACKENDS, backend_of, has_huge_pages, pick_device, set_huge_pages
+from paragan.core.devices import BACKENDS, backend_of, device_of_group, has_huge_pages, pick_device, set_huge_pages
 from paragan.core.errors import UsageError
 
 CPU = torch.device("cpu")
@@ -82,6 +83,13 @@ def test_only_one_module_branches_on_the_device_kind():
         "plan/tune/layout_tuner.py",
         "plan/tune/op_profile.py",
     }  # which switches and tiles a kind has
+
+
+def test_the_device_of_a_group_follows_its_backend():
+    assert device_of_group("gloo") == torch.device("cpu")
+    with mock.patch("torch.cuda.current_device", return_value=3):
+        for backend in ("nccl", "cpu:gloo,cuda:nccl"):
+            assert device_of_group(backend) == torch.device("cuda", 3)
 
 
 @pytest.mark.skipif(sys.platform != "linux" or platform.libc_ver()[0] != "glibc", reason="of glibc")
