@@ -29,14 +29,14 @@ from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.lib import plain_pytorch as plain
 from benchmarks.lib import session_fixture as ours
+from benchmarks.lib.ddp_comparison import collect_results, format_conclusion, format_times
 from benchmarks.lib.session_fixture import CPU
-from benchmarks.lib.subprocess_timing import SendFn, barrier, run_ranks
+from benchmarks.lib.subprocess_timing import SendFn, barrier
 from benchmarks.lib.timing import (
     Times,
     count_steps,
     describe_machine,
     format_machine,
-    format_table,
     interleave,
     repeat_fn,
     save_json,
@@ -278,27 +278,13 @@ def rank_main(world: World, send: SendFn, options: argparse.Namespace) -> None:
         send((case.name, compare(case, world, options.rounds)))
 
 
-def collect_results(options: argparse.Namespace) -> dict[str, Any]:
-    """Run all ranks; return the results of rank 0 by case."""
-    results: dict[str, Any] = {}
-    for name, result in run_ranks(RANKS, rank_main, options):
-        results[name] = result
-        print(format_report(name, result), flush=True)
-    return results
-
-
 def format_report(name: str, result: dict[str, Any]) -> str:
-    rows = []
-    for contestant, entry in result["times"].items():
-        ms, ratio = entry["ms"], entry["ratio to ddp"]
-        rows.append([contestant, *(f"{x:.2f}" for x in (ms["median"], *ms["ci95"], ratio["median"], *ratio["ci95"]))])
-    conclusion = "at most 1.0 within noise" if result["ours"]["ci95"][0] <= 1.0 else "SLOWER than ddp"
     return "\n".join(
         [
             f"\n{name}: {result['parameters']:,} parameters, total batch {result['batch']}, {RANKS} ranks; losses of "
             f"the first {NUM_CHECKED_STEPS} steps agree to {result['worst_difference']:.1e}",
-            format_table(["", "ms/step", "low", "high", "to ddp", "low", "high"], rows),
-            f"ours / ddp = {result['ours']['median']:.3f}: {conclusion}",
+            format_times(result["times"]),
+            format_conclusion("ours", result["ours"]),
         ]
     )
 
@@ -312,7 +298,7 @@ def main() -> int:
     options = parser.parse_args()
     machine = describe_machine()
     print(format_machine(machine))
-    results = collect_results(options)
+    results = collect_results(RANKS, rank_main, options, format_report)
     save_json(
         options.json,
         {"machine": machine, "ranks": RANKS, "threads_a_rank": 1, "precision": options.precision, "sizes": results},

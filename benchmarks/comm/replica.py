@@ -25,12 +25,12 @@ from torch.nn.functional import relu
 from torch.nn.parallel import DistributedDataParallel
 
 import paragan
-from benchmarks.lib.subprocess_timing import SendFn, barrier, run_ranks
+from benchmarks.lib.ddp_comparison import collect_results, format_conclusion, format_times
+from benchmarks.lib.subprocess_timing import SendFn, barrier
 from benchmarks.lib.timing import (
     count_steps,
     describe_machine,
     format_machine,
-    format_table,
     interleave,
     repeat_fn,
     save_json,
@@ -84,7 +84,7 @@ class Trainer(Protocol):
 
 
 class Loop:
-    """What both loops share: networks, optimizers, data and losses."""
+    """Hold the networks, optimizers, data and losses of a loop."""
 
     def __init__(self, case: Case, world: World):
         self.passes = case.passes
@@ -206,27 +206,13 @@ def rank_main(world: World, send: SendFn, options: argparse.Namespace) -> None:
             send((name, compare(case, world, options.rounds)))
 
 
-def collect_results(options: argparse.Namespace) -> dict[str, Any]:
-    """Run all ranks; return the results of rank 0 by case."""
-    results: dict[str, Any] = {}
-    for name, result in run_ranks(RANKS, rank_main, options):
-        results[name] = result
-        print(format_report(name, result), flush=True)
-    return results
-
-
 def format_report(name: str, result: dict[str, Any]) -> str:
-    rows = []
-    for contestant, entry in result["times"].items():
-        ms, ratio = entry["ms"], entry["ratio to ddp"]
-        rows.append([contestant, *(f"{x:.2f}" for x in (ms["median"], *ms["ci95"], ratio["median"], *ratio["ci95"]))])
-    conclusion = "at most 1.0 within noise" if result["replica"]["ci95"][0] <= 1.0 else "SLOWER than ddp"
     return "\n".join(
         [
             f"\n{name}: {result['parameters']:,} parameters; losses of the first {NUM_CHECKED_STEPS} steps agree to "
             f"{result['worst_difference']:.1e}",
-            format_table(["", "ms/step", "low", "high", "to ddp", "low", "high"], rows),
-            f"replica / ddp = {result['replica']['median']:.3f}: {conclusion}",
+            format_times(result["times"]),
+            format_conclusion("replica", result["replica"]),
         ]
     )
 
@@ -239,7 +225,7 @@ def main() -> int:
     options = parser.parse_args()
     machine = describe_machine()
     print(format_machine(machine))
-    results = collect_results(options)
+    results = collect_results(RANKS, rank_main, options, format_report)
     save_json(options.json, {"machine": machine, "ranks": RANKS, "threads_a_rank": 1, "cases": results})
     return 0 if all(result["replica"]["ci95"][0] <= 1.0 for result in results.values()) else 1
 

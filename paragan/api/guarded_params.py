@@ -69,7 +69,7 @@ class GuardedParams(FlatParams):
 
     @property
     def has_gradient(self) -> list[bool]:
-        """Which parameters got a gradient in this turn."""
+        """Return which parameters got a gradient in this turn, in the order of `parameters`."""
         return [count > 0 for count in self._counts]
 
     def mark_backward_done(self) -> None:

@@ -127,18 +127,19 @@ class Replica(TrainedParameters):
 
     @property
     def parts(self) -> tuple[nn.Module | Optimizer, ...]:
-        """The modules and the optimizer, for `check_replicas`."""
+        """Return the modules and the optimizer, for `check_replicas`."""
         return (*self.modules, self.optimizer)
 
     @contextlib.contextmanager
     def turn(
         self, *, backwards: int | None = 1, weight: float = 1.0, scaler: torch.amp.GradScaler | None = None
     ) -> Generator[ReplicaTurn]:
-        """Take one step: forward and backward run inside, and the optimizer steps at the end.
+        """Take one step: backward runs inside, and the optimizer steps at the end.
 
-        Gradients are exchanged while backward runs. The other replicas are frozen inside, but for those whose turn is
-        open too: turns inside each other are simultaneous, and need `backward` of what this returns. A turn in which no
-        rank runs backward takes no step. All ranks take the turns of all replicas in the same order.
+        Gradients are exchanged while backward runs. Forward runs inside too, unless backward is that of what this
+        returns: `with gen.turn() as turn: turn.backward(loss)`. The other replicas are frozen inside, but for those
+        whose turn is open too: turns inside each other are simultaneous, and also need that `backward`. A turn in which
+        no rank runs backward takes no step. All ranks take the turns of all replicas in the same order.
 
         Args:
             backwards: how many backward passes there will be; their gradients are summed. None: any number; gradients
@@ -308,7 +309,7 @@ class Replica(TrainedParameters):
 
     @property
     def is_in_turn(self) -> bool:
-        """Whether a turn of this replica is open."""
+        """Return whether a turn of this replica is open."""
         return self._open_turn is not None
 
     def freeze(self) -> None:
@@ -326,7 +327,7 @@ class Replica(TrainedParameters):
 
     @property
     def trained(self) -> list[Tensor]:
-        """The parameters that the optimizer moves."""
+        """Return the parameters that the optimizer moves."""
         return [p for flat in self.flats for p in flat.parameters]
 
     def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
@@ -347,17 +348,17 @@ class Replica(TrainedParameters):
 
     @property
     def may_differ(self) -> bool:
-        """Whether ranks hold different weights."""
+        """Return whether ranks may hold different weights."""
         return self.world.size > 1 and not self.shares_steps
 
     @property
     def has_equal_buffers(self) -> bool:
-        """Whether buffers are the same on all ranks after a turn."""
+        """Return whether buffers are the same on all ranks after a turn."""
         return self.buffers != "own"
 
     @property
     def shares_steps(self) -> bool:
-        """Whether several ranks take every step together, so that they stay equal."""
+        """Return whether several ranks take every step together, so that they stay equal."""
         return self.player_exchange.team.size > 1
 
     @contextlib.contextmanager

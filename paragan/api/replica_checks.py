@@ -1,4 +1,4 @@
-"""What a replica refuses, before it changes anything; and the same start on all ranks."""
+"""Check the arguments of a replica before anything changes, and give all ranks the same weights at the start."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""What ranks tell each other of a turn, beside gradients.
+"""The messages of a turn beside gradients.
 
-At its end: the weight of each rank, whose turn it was, which parameters got a gradient, and the buffers. Where
-gradients are summed as they are, all but the buffers travels at their end (guarded_params.py), since another message
-would cost more than what it holds.
+At the end of a turn ranks exchange their weights, the number of the replica and of its turn, which parameters got a
+gradient, and the buffers. Where gradients are summed without loss, all of it but the buffers is appended to them
+("marks", guarded_params.py), since a message of its own would cost more than its contents.
 
 A rank that left out a turn would send gradients of one replica where others wait for those of another, which the
 libraries below mix or abort at. So ranks compare whose turn it is when one begins, in the first turns of a replica;
