@@ -46,21 +46,28 @@ class GuardedParams(FlatParams):
             self.slices.pop()
         self.label = label
         self.names = [name for name, _ in reversed(named_parameters)]
-        self._views = [p.grad for p in self.parameters]
+        self._views = [p.grad for p in self.parameters if p.grad is not None]
         self._counts = [0 for _ in self.parameters]
         self._max_passes = 0  # 0: no turn is open
+        self._first_share = 1.0  # the first gradient is multiplied by this, as it is moved
         self._counted_version: int | None = None  # of `grads`, when the last gradient was counted
         self.has_simultaneous = False
         self.before_exchange: Callable[[], None] = _no_op
         self.register_hooks()
 
-    def open(self, max_passes: int) -> None:
-        """Take gradients of so many backward passes."""
+    def open(self, max_passes: int, share: float) -> None:
+        """Take gradients of so many backward passes, and multiply their sum by `share`."""
         self._max_passes = max_passes
+        self._first_share, self.share = (share, 1.0) if max_passes == 1 else (1.0, share)
         self._counts = [0 for _ in self.parameters]
         self._counted_version = None
-        for p, view in zip(self.parameters, self._views):
-            p.grad = view  # zero_grad() sets None
+        for p in self.parameters:
+            p.grad = None  # the first gradient is moved to its view, which is faster than to add it to zeros
+
+    def clear_grads(self) -> None:
+        """Zero what no parameter has: the first gradient of a parameter overwrites what is there."""
+        for bucket in self.buckets:
+            bucket.zero_padding(bucket.grads)  # some wires deliver other numbers
 
     def close(self) -> None:
         """Take no gradients any more."""
@@ -73,8 +80,14 @@ class GuardedParams(FlatParams):
         return [count > 0 for count in self._counts]
 
     def mark_backward_done(self) -> None:
-        if self.marks is not None and self._next_bucket < len(self._awaited):
-            self.marks.copy_(torch.tensor([*self.marks_of_turn, *map(float, self.has_gradient)]))
+        if self._next_bucket < len(self._awaited):
+            for p, view, count in zip(self.parameters, self._views, self._counts):
+                if not count:
+                    view.zero_()
+                    p.grad = view
+            if self.marks is not None:
+                self.marks.copy_(torch.tensor([*self.marks_of_turn, *map(float, self.has_gradient)]))
+                self.marks.mul_(self._first_share)
         super().mark_backward_done()
 
     def take_marks(self) -> list[float]:
@@ -100,10 +113,9 @@ class GuardedParams(FlatParams):
                 f"{name}: a backward pass outside a turn of {self.label} reaches it, and its gradient would be lost. "
                 "Use turn.backward(loss), or run forward inside `with replica.turn():`, or detach() what is an input"
             )
-        if p.grad is not view:  # after zero_grad() inside the turn, or with create_graph
-            assert view is not None
+        if p.grad is not view:  # the first, or after zero_grad() inside the turn, or with create_graph
             assert p.grad is not None
-            view.copy_(p.grad)
+            self._move(p.grad, view)
             p.grad = view
         self._counts[number] += 1
         if self._counts[number] > self._max_passes:
@@ -112,6 +124,13 @@ class GuardedParams(FlatParams):
             self.before_exchange()
             super().count_gradient(number, p)
         self._counted_version = self.grads._version
+
+    def _move(self, grad: Tensor, view: Tensor) -> None:
+        """Write the gradient of one backward pass to its place in `grads`."""
+        if not self._first_share:
+            view.zero_()  # also what is not finite, such as the mean of no samples
+        else:
+            torch.mul(grad.to_dense() if grad.is_sparse else grad, self._first_share, out=view)
 
     def check_untouched(self) -> None:
         """Raise UsageError if gradients were changed or dropped after backward, when they may be under way."""

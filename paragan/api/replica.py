@@ -241,8 +241,8 @@ class Replica(TrainedParameters):
         self._open_turn = turn
         try:
             for flat in self.guarded:
-                flat.share = self.player_exchange.weight * (turn.weight if self.shares_steps else 1) / scale
-                flat.open(ANY_NUMBER if backwards is None else backwards)
+                share = self.player_exchange.weight * (turn.weight if self.shares_steps else 1) / scale
+                flat.open(ANY_NUMBER if backwards is None else backwards, share)
             _update_frozen()
             yield
         finally:

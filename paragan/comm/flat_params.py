@@ -145,7 +145,7 @@ class FlatParams:
             step: the player's step.
             passes: how many backward calls there will be.
         """
-        self.grads.zero_()
+        self.clear_grads()
         if not self._generators:
             self.start_exchange(exchange, step)
         for i, generator in enumerate(self._generators):
@@ -161,6 +161,10 @@ class FlatParams:
         except BaseException:
             self.abort()
             raise
+
+    def clear_grads(self) -> None:
+        """Prepare the gradients for the first backward pass of a turn."""
+        self.grads.zero_()
 
     def start_exchange(self, exchange: Exchange, step: int) -> None:
         """Start `exchange` on every bucket, before the player's turn."""

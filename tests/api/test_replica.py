@@ -358,6 +358,25 @@ def test_parameters_of_several_dtypes(pool):
         assert_close(result, alone, 1e-6)
 
 
+@pytest.mark.parametrize("passes", [1, 2])
+def test_sparse_gradients_take_the_same_steps(passes):
+    def build_sparse():
+        torch.manual_seed(0)
+        layers = nn.ModuleList([nn.Embedding(10, 3, sparse=True), nn.Linear(3, 1)])
+        return layers, torch.optim.SGD(layers.parameters(), 0.1)
+
+    (layers, optimizer), (plain_layers, plain_optimizer) = build_sparse(), build_sparse()
+    replica = pg.Replica(layers, optimizer)
+    for step in range(3):
+        tokens = torch.tensor([1, 2, step + 4])
+        plain_optimizer.zero_grad()
+        with replica.turn(backwards=passes):
+            for embedding, linear in [layers, plain_layers] * passes:
+                linear(embedding(tokens)).square().mean().backward()
+        plain_optimizer.step()
+    assert_close(tensors(layers), tensors(plain_layers), 1e-6)
+
+
 def test_the_average_follows_every_turn():
     g, _ = build()
     gen = pg.Replica(g, torch.optim.SGD(g.parameters(), 0.1), ema=0.9)
