@@ -26,10 +26,10 @@ def _rank_main(connection: Any) -> None:
     torch.set_num_threads(1)
     reduce_bn_recalibration()
     while (task := connection.recv()) is not None:
-        rank, size, port, call = task
+        rank, size, port, device, call = task
         env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
         try:
-            world = World.join(LaunchInfo(rank, size, rank, size), torch.device("cpu"), 20.0, env)
+            world = World.join(LaunchInfo(rank, size, rank, size), _get_device(device), 20.0, env)
             result = cloudpickle.loads(call)(world)
             world.close()
             connection.send((True, cloudpickle.dumps(result)))
@@ -37,8 +37,19 @@ def _rank_main(connection: Any) -> None:
             connection.send((False, traceback.format_exc()))
 
 
+def _get_device(name: str) -> Any:
+    import torch
+
+    import standin
+
+    return standin.install() if name == standin.NAME else torch.device(name)
+
+
 class RankPool:
-    """`pool(4, job)` runs job(world) on four ranks and returns their results. It grows as needed."""
+    """`pool(4, job)` runs job(world) on four ranks and returns their results. It grows as needed.
+
+    With `device=standin.NAME` each rank has a stand-in accelerator.
+    """
 
     def __init__(self, initial_size: int = 4):
         self._connections, self._processes = [], []
@@ -53,14 +64,14 @@ class RankPool:
             self._connections.append(connection)
             self._processes.append(process)
 
-    def __call__(self, size: int, job: Callable[[Any], Any]) -> list[Any]:
+    def __call__(self, size: int, job: Callable[[Any], Any], device: str = "cpu") -> list[Any]:
         self._grow(size)
         with socket.socket() as s:
             s.bind(("127.0.0.1", 0))
             port = s.getsockname()[1]
         call = cloudpickle.dumps(job)
         for rank in range(size):
-            self._connections[rank].send((rank, size, port, call))
+            self._connections[rank].send((rank, size, port, device, call))
         try:
             return self._collect_results(size)
         except AssertionError:

@@ -402,7 +402,7 @@ COMMAND_CASES = [
     ),
     Case("sample RUN --out=NEW/a.npz --labels=12", "Use 0 to 9", ("--labels=0", "--labels=9")),
     Case("sample RUN --out=NEW/a.npz --seed=-1", "Use 0 to 2^63 - 1", ("--seed=0",)),
-    Case("eval COPY --device=gpu", "Use cpu, cuda, cuda:1 or mps", ("--device=cpu",)),
+    Case("eval COPY --device=gpu", "Use cpu, cuda, cuda:1, xpu or mps", ("--device=cpu",)),
     Case(
         "eval COPY --metrics=fd --device=mps",
         "--device mps: torch finds no MPS device on this machine. Use --device cpu",

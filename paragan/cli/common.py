@@ -167,8 +167,8 @@ def select_device(name: str | None, default: str) -> Device:
     if name is None:
         return pick_device(default)
     kind, colon, number = name.partition(":")
-    if kind not in BACKENDS or (colon and not (kind == "cuda" and number.isdecimal())):
-        raise UsageError(f"--device {name}: unknown device. Use cpu, cuda, cuda:1 or mps")
+    if kind not in BACKENDS or (colon and not (BACKENDS[kind].has_streams and number.isdecimal())):
+        raise UsageError(f"--device {name}: unknown device. Use cpu, cuda, cuda:1, xpu or mps")
     if not BACKENDS[kind].is_available():
         raise UsageError(f"--device {name}: torch finds no {kind.upper()} device on this machine. Use --device cpu")
     return pick_device(kind, int(number or 0))

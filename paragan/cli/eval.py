@@ -79,7 +79,7 @@ def add_eval_command(commands: Any) -> None:
     p.add_argument(
         "--patience", type=float, default=600.0, metavar="S", help="with --follow: end after S s without news (600)"
     )
-    p.add_argument("--device", metavar="D", help="cpu, cuda, cuda:1 or mps (default: as in the run)")
+    p.add_argument("--device", metavar="D", help="cpu, cuda, cuda:1, xpu or mps (default: as in the run)")
     p.add_argument("--ranks", type=int, metavar="N", help="start N processes on this machine")
     add_nets_option(p)
 

@@ -184,7 +184,7 @@ class OutputOptions:
 class DeviceOptions:
     """Where and how the run is computed. Results differ by rounding only.
 
-    kind             : cpu, cuda, mps (untested), or auto (cuda if there is one, else cpu)
+    kind             : cpu, cuda (also AMD's GPUs), xpu and mps (untested), or auto (cuda if there is one, else cpu)
     precision        : float32, bf16 (autocast), or auto (bf16 if the device has it in hardware)
     channels_last    : memory format of feature maps: [N, H, W, C] in both networks (true), in neither (false), or only
                        in "G" or "D"
@@ -201,7 +201,7 @@ class DeviceOptions:
                        settings (measured: docs/tuning.md)
     """
 
-    kind: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    kind: Literal["auto", "cpu", "cuda", "xpu", "mps"] = "auto"
     precision: Literal["auto", "float32", "bf16"] = "auto"
     channels_last: bool | Literal["G", "D"] = True
     compile: bool = False

@@ -131,12 +131,13 @@ class LaneLoader:
         return self.pipeline.num_consecutive_ready() // len(self.lane_groups)
 
     def _get_transfer(self) -> Transfer | None:
+        backend = backend_of(self.device)
         if self._transfer is None and isinstance(self.images, StreamingImages):
             self.pipeline = PrefetchPipeline(
                 self.images,
                 self.iter_batch_indices(self._next_position),
                 self._prefetch,
-                pinned=backend_of(self.device).has_streams,
+                page_lock=backend.page_lock if backend.has_streams else None,
                 cores=self._cores,
             )
             self._transfer = make_transfer(self.pipeline, self.device, self.memory_format)
@@ -152,7 +153,9 @@ class LaneLoader:
         """
         selection = self.batch_indices(position, lanes)
         images = self._gather(selection) if images is None else images
-        labels = None if self.labels is None else torch.from_numpy(self.labels[selection.index]).to(self.device)
+        labels = None
+        if self.labels is not None:
+            labels = torch.from_numpy(self.labels[selection.index]).to(self.device, non_blocking=True)
         return Batch(images, labels, LaneRng(self.seed, position, lanes, self.images_per_lane(position), self.device))
 
     def iter_batch_indices(self, position: int) -> Iterator[BatchIndices]:
@@ -204,7 +207,5 @@ class LaneLoader:
         pixels = self.images[selection.index]
         if selection.flip is not None:
             pixels[selection.flip] = pixels[selection.flip, :, ::-1]
-        x = torch.from_numpy(pixels)
-        if backend_of(self.device).has_streams:
-            x = x.pin_memory()
+        x = backend_of(self.device).pinned_copy(torch.from_numpy(pixels))
         return to_model_input(x.to(self.device, non_blocking=True), self.memory_format)

@@ -10,10 +10,13 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+import torch
+
 from paragan.comm.bucket import Exchange
 from paragan.comm.exchange import for_later_turns
 from paragan.comm.process_group import Group
-from paragan.core.devices import BACKENDS, ContextManager, backend_of
+from paragan.core.backends import ContextManager
+from paragan.core.devices import BACKENDS, backend_of
 from paragan.core.types import Batch, Loss
 from paragan.game.graph_capture import GraphRecorder
 from paragan.game.player import Player
@@ -115,6 +118,7 @@ def play_turns(
         for turn in turns:
             turn.player.prepare_step(total_images)
             exchanges.enter_context(turn.player.exchanging(turn.exchange, step, passes=len(micro_batches)))
+        exchanges.enter_context(backward_in_this_thread())
         with player_streams([turn.player for turn in turns]) as streams:
             for turn, stream in zip(turns, streams):
                 with stream:
@@ -123,6 +127,15 @@ def play_turns(
         turn.player.step(total_images, new_images, update=(step + 1) % turn.step_period == 0)
         turn.on_step_end(step)
     return losses
+
+
+def backward_in_this_thread() -> contextlib.AbstractContextManager[object]:
+    """Return a context in which autograd uses no threads of its own, as for CPUs.
+
+    Every thread of autograd numbers what it records by itself. With a second derivative (R1), the order of sums would
+    depend on how much each thread has recorded before, and a resumed run would round differently.
+    """
+    return torch.autograd.set_multithreading_enabled(False)
 
 
 def player_streams(players: Sequence[Player]) -> contextlib.AbstractContextManager[list[ContextManager]]:

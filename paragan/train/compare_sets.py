@@ -143,7 +143,7 @@ def compare(
         count: Number of fakes, evenly spaced; 0: all.
         seed: Seed of the subsets of kid and of the splits of is.
         value_range: Stored values that become black and white in images with more than 8 bits: auto, full or MIN:MAX.
-        device: cpu, cuda, mps or auto.
+        device: cpu, cuda, xpu, mps or auto.
 
     Returns:
         The scores, each with its protocol.

@@ -9,6 +9,7 @@ import resource
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 import pytest
@@ -42,6 +43,10 @@ def test_the_cpu_backend_has_no_streams():
 def test_instead_of_a_missing_device_the_cpu_is_used_as_advised(monkeypatch):
     for kind in ("cuda", "mps"):
         monkeypatch.setattr(BACKENDS[kind].__class__, "is_available", lambda self: False)
+    monkeypatch.setattr(torch.version, "cuda", None)
+    with advises(f"--device.kind=cuda: this build of torch ({torch.__version__}) has no CUDA. Use --device.kind=cpu"):
+        pick_device("cuda")
+    monkeypatch.setattr(torch.version, "cuda", "12.8")
     with advises("--device.kind=cuda: torch finds no CUDA device on this host. Use --device.kind=cpu"):
         pick_device("cuda")
     with advises("--device.kind=mps: torch finds no Apple GPU on this host. Use --device.kind=cpu"):
@@ -53,9 +58,55 @@ def test_a_host_takes_as_many_ranks_as_advised(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "get_arch_list", list)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     with advises("--device.kind=cuda: this host has 2 CUDA devices. Start at most 2 ranks on it"):
         pick_device("cuda", 2)
     assert [pick_device("cuda", rank).index for rank in range(2)] == [0, 1]
+
+
+@pytest.fixture
+def one_card(monkeypatch):
+    """One CUDA device of compute capability 9.0."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H100")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_80", "sm_90a"])
+
+
+def test_a_card_that_torch_was_not_built_for_is_refused(one_card, monkeypatch):
+    assert pick_device("cuda").index == 0
+    for built_for in (["sm_90"], ["sm_70", "compute_80"], []):
+        monkeypatch.setattr(torch.cuda, "get_arch_list", lambda built_for=built_for: built_for)
+        assert pick_device("cuda").index == 0
+    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_100", "sm_120", "compute_120"])
+    message = "code for sm_100, sm_120, compute_120, and not for NVIDIA H100, which is sm_90. Use --device.kind=cpu, or"
+    with advises(message):
+        pick_device("cuda")
+    assert pick_device("cpu") == CPU
+
+
+def test_an_amd_card_is_known_by_its_architecture(one_card, monkeypatch):
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    properties = SimpleNamespace(gcnArchName="gfx942:sramecc+:xnack-")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["gfx90a", "gfx942"])
+    assert pick_device("cuda").index == 0
+    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["gfx1100"])
+    with pytest.raises(UsageError, match="which is gfx942"):
+        pick_device("cuda")
+
+
+@pytest.mark.parametrize("name", ["CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"])
+def test_a_rank_that_was_given_one_device_takes_it(one_card, monkeypatch, name):
+    monkeypatch.setenv(name, "3")
+    assert pick_device("cuda", local_rank=3).index == 0
+    for several in ("0,1", ""):
+        monkeypatch.setenv(name, several)
+        with pytest.raises(UsageError, match="this host has 1 CUDA devices"):
+            pick_device("cuda", local_rank=3)
 
 
 def test_auto_never_picks_mps(monkeypatch):
@@ -70,12 +121,10 @@ def test_auto_never_picks_mps(monkeypatch):
 
 
 def test_only_one_module_branches_on_the_device_kind():
-    """But for what is about CUDA alone: graphs, and its copies from pinned memory."""
+    """But for CUDA graphs."""
     about_cuda = {
-        "core/devices.py",
+        "core/backends.py",
         "game/graph_capture.py",
-        "data/loader/device_transfer.py",
-        "data/loader/shared_memory.py",
     }
     pattern = re.compile(r"\.is_cuda\b|torch\.cuda\.|torch\.mps\.|\.type (==|!=) \"cuda\"")
     files = {p.relative_to(ROOT).as_posix() for p in ROOT.rglob("*.py") if pattern.search(p.read_text())}

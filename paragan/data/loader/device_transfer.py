@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -60,28 +61,28 @@ class HostTransfer:
 @dataclass(frozen=True)
 class _PendingCopy:
     pixels: Tensor
-    done: torch.cuda.Event
+    done: Any  # an event
 
 
-class CudaTransfer:
-    """For CUDA devices: a side stream copies the next batch while the step computes."""
+class StreamTransfer:
+    """For devices with streams: a side stream copies the next batch while the step computes."""
 
     def __init__(self, pipeline: PrefetchPipeline, memory_format: torch.memory_format, device: torch.device):
         self.pipeline = pipeline
         self.memory_format = memory_format
         self.device = device
-        self._stream = torch.cuda.Stream(device)
+        self._module = torch.get_device_module(device)
+        self._stream = self._module.Stream(device)
         self._next: _PendingCopy | None = None
         self._last: _PendingCopy | None = None
 
     def next_batch(self) -> Tensor:
         """Return the next batch, [N, C, H, W] float32 in [-1, 1]."""
         copy = self._next or self._start_copy()
-        compute_stream = torch.cuda.current_stream(self.device)
-        compute_stream.wait_event(copy.done)
-        copy.pixels.record_stream(compute_stream)
+        self._module.current_stream(self.device).wait_event(copy.done)
+        batch = to_model_input(copy.pixels, self.memory_format)
         self._next = self._start_copy() if self.pipeline.is_ready else None
-        return to_model_input(copy.pixels, self.memory_format)
+        return batch
 
     def wait(self, timeout_s: float) -> bool:
         """Block up to `timeout_s` until a batch is ready. Returns True if one is."""
@@ -96,17 +97,18 @@ class CudaTransfer:
         if self._last:
             self._last.done.synchronize()  # the next line gives its memory back to the pipeline
         pixels = torch.from_numpy(self.pipeline.next_batch())
-        done = torch.cuda.Event()
-        with torch.cuda.stream(self._stream):
+        done = self._module.Event()
+        self._stream.wait_stream(self._module.current_stream(self.device))  # which may still read the memory it gets
+        with self._module.stream(self._stream):
             self._last = _PendingCopy(pixels.to(self.device, non_blocking=True), done)
             done.record(self._stream)
         return self._last
 
 
-Transfer = HostTransfer | CudaTransfer
+Transfer = HostTransfer | StreamTransfer
 
 
 def make_transfer(pipeline: PrefetchPipeline, device: torch.device, memory_format: torch.memory_format) -> Transfer:
     """Return the transfer for a device."""
-    transfer_class = CudaTransfer if backend_of(device).has_streams else HostTransfer
+    transfer_class = StreamTransfer if backend_of(device).has_streams else HostTransfer
     return transfer_class(pipeline, memory_format, device)

@@ -24,7 +24,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal
 
@@ -140,7 +140,7 @@ class PrefetchPipeline:
         images: the images.
         batch_sampler: yields the images of each batch, without end.
         prefetch: options.
-        pinned: put pixels into page-locked memory, for asynchronous copies to a CUDA device.
+        page_lock: page-locks memory that batches lie in, for asynchronous copies to the device.
         cores: CPU cores this rank may use; None for all.
         stall_timeout_s: raise RunError if no image arrives for so long while the step waits.
 
@@ -154,7 +154,7 @@ class PrefetchPipeline:
         batch_sampler: Iterator[BatchIndices],
         prefetch: PrefetchOptions | None = None,
         *,
-        pinned: bool = False,
+        page_lock: Callable[[np.ndarray], None] | None = None,
         cores: int | None = None,
         stall_timeout_s: float = STALL_TIMEOUT_S,
     ):
@@ -191,7 +191,7 @@ class PrefetchPipeline:
         self._batch_done = threading.Condition(self._lock)
         self._memory_freed = threading.Condition(self._lock)
         self._pending = deque[_PendingBatch]()
-        self._arena = SharedArena(pinned=pinned)
+        self._arena = SharedArena(page_lock)
         self._lent_block: MemoryBlock | None = None  # of the batch that the step has
         self._next_number = 0
         self._closed = False

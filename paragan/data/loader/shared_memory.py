@@ -6,9 +6,9 @@ import mmap
 import os
 import tempfile
 import weakref
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -33,12 +33,12 @@ class SharedArena:
     """A file without a name that grows by blocks. It disappears with the last process that has it open.
 
     Args:
-        pinned: page-lock the blocks, so that a CUDA device copies from them asynchronously.
+        page_lock: page-locks a block for as long as it lives, so that a device copies from it asynchronously.
     """
 
-    def __init__(self, *, pinned: bool = False):
+    def __init__(self, page_lock: Callable[[np.ndarray], None] | None = None):
         self.fd = _create_anonymous_file()
-        self.pinned = pinned
+        self._page_lock = page_lock
         self._size = 0
         self._free: list[MemoryBlock] = []
         weakref.finalize(self, os.close, self.fd)
@@ -54,14 +54,14 @@ class SharedArena:
         os.ftruncate(self.fd, self._size)
         memory = mmap.mmap(self.fd, size, offset=offset)
         array = np.frombuffer(memory, np.uint8)
-        if self.pinned:
-            _pin_memory(array)
+        if self._page_lock:
+            self._page_lock(array)
         return MemoryBlock(offset, array.reshape(shape), memory)
 
     def release(self, block: MemoryBlock) -> None:
-        """Free a block for reuse. Unless pinned, the memory of all but SPARE_BLOCKS goes back to the system."""
+        """Free a block for reuse. Unless page-locked, the memory of all but SPARE_BLOCKS goes back to the system."""
         self._free.append(block)
-        if len(self._free) > SPARE_BLOCKS and not self.pinned and hasattr(mmap, "MADV_REMOVE"):
+        if len(self._free) > SPARE_BLOCKS and not self._page_lock and hasattr(mmap, "MADV_REMOVE"):
             with suppress(OSError):  # not supported by the system
                 self._free[-SPARE_BLOCKS - 1].memory.madvise(mmap.MADV_REMOVE)
 
@@ -83,16 +83,6 @@ class AttachedArena:
         if offset + size > len(self._memory):  # the file has grown
             self._memory = mmap.mmap(self._fd, 0)
         return np.frombuffer(self._memory, np.uint8, size, offset).reshape(shape)
-
-
-def _pin_memory(array: np.ndarray) -> None:
-    """Page-lock an array for as long as it lives. Needs a CUDA device, so only GPU tests cover it."""
-    import torch  # slow to import, and not needed by worker processes
-
-    runtime: Any = torch.cuda.cudart()
-    address = array.ctypes.data
-    torch.cuda.check_error(int(runtime.cudaHostRegister(address, array.nbytes, 0)))
-    weakref.finalize(array, runtime.cudaHostUnregister, address).atexit = False
 
 
 def _create_anonymous_file() -> int:

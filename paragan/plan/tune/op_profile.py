@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from paragan.core.devices import backend_of, cpu_features
+from paragan.core.backends import cpu_features
+from paragan.core.devices import backend_of
 
 aten = torch.ops.aten
 CONVOLUTIONS = {aten.convolution: "convolution", aten.convolution_backward: "convolution backward"}

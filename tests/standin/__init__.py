@@ -1,0 +1,9 @@
+"""A stand-in accelerator for tests: `with standin.device() as device:` (see device.py)."""
+
+from __future__ import annotations
+
+from standin.backend import install
+from standin.device import NAME
+from standin.syncs import recording
+
+__all__ = ["NAME", "install", "recording"]

@@ -1,0 +1,48 @@
+"""The stand-in accelerator as a backend of paragan."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from paragan.core.backends import Backend, StreamBackend
+from paragan.core.devices import BACKENDS
+from standin import memory, process_group
+from standin.device import NAME, is_installed, register
+
+
+class StandInBackend(StreamBackend):
+    """Behaves like CUDA but for what only CUDA has: graphs and compiled kernels."""
+
+    kind = NAME
+    visible_with: Sequence[str] = ()
+    dist_backend = process_group.NAME
+    prefers_compile = False
+
+    def supports_bf16(self) -> bool:
+        return Backend.supports_bf16(self)
+
+    def page_lock(self, array: np.ndarray) -> None:
+        address = array.ctypes.data
+        memory.pin(address, array.nbytes)
+        weakref.finalize(array, memory.unpin, address)
+
+    def pinned_copy(self, x: Tensor) -> Tensor:
+        copy = x.clone()
+        address = copy.untyped_storage().data_ptr()
+        memory.pin(address, copy.untyped_storage().nbytes())
+        weakref.finalize(copy.untyped_storage(), memory.unpin, address)
+        return copy
+
+
+def install() -> torch.device:
+    """Give this process the device, once. Returns it."""
+    if not is_installed():
+        register()
+        process_group.register()
+        BACKENDS[NAME] = StandInBackend()
+    return torch.device(NAME, 0)
