@@ -38,14 +38,14 @@ class Ternary:
     def encode(self, x: Tensor, out: Tensor, seed: int) -> None:
         size = x.abs()
         large = ~(size < self.threshold * size.mean(dtype=torch.float64))  # nan and infinities count as large
-        scale = size[large].sum(dtype=torch.float64) / large.sum().clamp(min=1)
+        scale = size.where(large, 0).sum(dtype=torch.float64) / large.sum().clamp(min=1)
         digits = (x.sign() * large + 1).nan_to_num().to(torch.uint8)
         digits = nn.functional.pad(digits, (0, PER_BYTE * (len(out) - 4) - len(x)))
-        powers = torch.tensor([1, 3, 9, 27, 81], dtype=torch.uint8, device=x.device)
+        powers = 3 ** torch.arange(PER_BYTE, dtype=torch.uint8, device=x.device)
         out[:4].view(torch.float32).copy_(scale)
         out[4:] = (digits.view(-1, PER_BYTE) * powers).sum(1, dtype=torch.uint8)
 
     def decode(self, data: Tensor, out: Tensor) -> None:
-        powers = torch.tensor([1, 3, 9, 27, 81], dtype=torch.uint8, device=data.device)
+        powers = 3 ** torch.arange(PER_BYTE, dtype=torch.uint8, device=data.device)
         digits = data[4:, None] // powers % 3
         torch.mul(digits.view(-1)[: len(out)].float() - 1, data[:4].view(torch.float32), out=out)

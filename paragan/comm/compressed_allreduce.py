@@ -22,6 +22,7 @@ from paragan.comm.compression.compressors import Compressor, wire_errors
 from paragan.comm.process_group import CommunicationError, Group, Work
 from paragan.comm.traffic import Traffic, all_to_all, ring_all_gather
 from paragan.core.errors import Diverged
+from paragan.core.host_copies import HostCopy
 
 
 def shard_length(n: int, size: int) -> int:
@@ -162,7 +163,9 @@ class CompressedAllReduce:
         encoded_means, work = answer_group.all_gather(shards.encode_mean(rank, seed + 1), shards.received)
         yield work
         shards.decode_mean(encoded_means)
-        if not is_finite(bucket.grads):
+        check = FiniteCheck(bucket.grads)
+        yield check
+        if not check.is_finite:
             causes = (
                 (shards.unshard(shards.outgoing), "not finite"),
                 (shards.unshard(shards.roundtrip(seed=0)), f"too large for the {self.wire.name} wire"),
@@ -194,9 +197,24 @@ class DeliverNonFinite:
         return self.inner.traffic(n, itemsize)
 
 
-def is_finite(x: Tensor) -> bool:
-    """Return whether all numbers of x [n] are finite, by their sum: in float32, since one in float16 may overflow."""
-    return bool(x.sum(dtype=torch.promote_types(x.dtype, torch.float32)).isfinite())
+class FiniteCheck:
+    """Whether all numbers of some vectors are finite, by their sums: in float32, since one in float16 may overflow.
+
+    It is work in flight: buckets whose checks are all under way wait for their device once, and not each by itself.
+    """
+
+    def __init__(self, *vectors: Tensor):
+        sums = [x.sum(dtype=torch.promote_types(x.dtype, torch.float32)) for x in vectors]
+        self._are_finite = HostCopy(torch.stack(sums).isfinite().all())
+
+    def wait(self) -> None:
+        """Wait for the device."""
+        self._are_finite.wait()
+
+    @property
+    def is_finite(self) -> bool:
+        """Return the result."""
+        return bool(self._are_finite.wait())
 
 
 class NonFiniteMessage(CommunicationError):

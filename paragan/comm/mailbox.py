@@ -16,6 +16,7 @@ from torch import Tensor
 
 from paragan.comm.flat_params import ALIGN_BYTES
 from paragan.comm.process_group import CommunicationError, Group, PolledWork, WaitThread
+from paragan.core.host_copies import HostCopy
 
 
 @dataclass(frozen=True)
@@ -45,11 +46,11 @@ class TensorPack:
         return slices
 
     def pack(self, tensors: Sequence[Tensor]) -> Tensor:
-        """Copy the tensors into a new vector [nbytes] uint8 on the CPU."""
-        data = torch.zeros(self.nbytes, dtype=torch.uint8)
+        """Copy the tensors, of one device, into a new vector [nbytes] uint8 on the CPU. Waits for the device once."""
+        data = torch.zeros(self.nbytes, dtype=torch.uint8, device=tensors[0].device if tensors else None)
         for tensor, view in zip(tensors, self.unpack(data)):
             view.copy_(tensor.detach())
-        return data
+        return HostCopy(data).wait()
 
     def unpack(self, data: Tensor) -> list[Tensor]:
         """Return the tensors as views of a vector [nbytes] uint8."""

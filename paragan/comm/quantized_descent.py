@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from paragan.comm.bucket import ALL_RECEIVED, GRAD_READY, TURN_STARTED, Bucket, ExchangeEvent
-from paragan.comm.compressed_allreduce import is_finite, raise_non_finite
+from paragan.comm.compressed_allreduce import FiniteCheck, raise_non_finite
 from paragan.comm.compression.compressors import Compressor, wire_errors
 from paragan.comm.process_group import Group, Work
 from paragan.comm.traffic import Traffic, ring_all_gather, ring_all_reduce
@@ -68,7 +68,9 @@ class QuantizedDescent:
             if takes_step:
                 torch.add(residual, gradient, alpha=lr, out=p)
             sent = yield from self._average(bucket, p, step)
-            if not (is_finite(bucket.grads) and is_finite(gradient)):
+            check = FiniteCheck(bucket.grads, gradient)
+            yield check
+            if not check.is_finite:
                 causes = ((gradient, "not finite"), (sent, f"too large for the {self.wire.name} wire"))
                 raise_non_finite(bucket, causes, self.wire)
             yield ALL_RECEIVED

@@ -15,9 +15,9 @@ import resource
 import sys
 import time
 import weakref
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -29,6 +29,28 @@ ContextManager = contextlib.AbstractContextManager[Any]
 PROC_STATUS = Path("/proc/self/status")
 PROC_CPUINFO = Path("/proc/cpuinfo")
 CGROUP_MEMORY_MAX = Path("/sys/fs/cgroup/memory.max")  # memory limit of a container
+
+
+class DeviceEvent(Protocol):
+    """A moment in the work of a device."""
+
+    def wait(self) -> None:
+        """Let the current stream wait for it."""
+        ...
+
+    def synchronize(self) -> None:
+        """Block the host until it has passed."""
+        ...
+
+
+class PastEvent:
+    """The moment of an event on a device without streams: it has passed."""
+
+    def wait(self) -> None:
+        pass
+
+    def synchronize(self) -> None:
+        pass
 
 
 class Backend:
@@ -117,9 +139,9 @@ class Backend:
         """
         yield [contextlib.nullcontext() for _ in range(count)]
 
-    def record_event(self, device: torch.device) -> Callable[[], None]:
-        """Return a function that makes the stream it is called on wait for all work queued on this one so far."""
-        return lambda: None
+    def record_event(self, device: torch.device) -> DeviceEvent:
+        """Return the moment when all work is done that is queued on the current stream so far."""
+        return PastEvent()
 
     def page_lock(self, array: np.ndarray) -> None:
         """Page-lock memory of the host for as long as it lives, so that it is copied to the device asynchronously."""
@@ -218,10 +240,10 @@ class StreamBackend(Backend):
         for stream in others:
             main.wait_stream(stream)
 
-    def record_event(self, device: torch.device) -> Callable[[], None]:
+    def record_event(self, device: torch.device) -> DeviceEvent:
         event = self.module.Event()
         event.record()
-        return lambda: self.module.current_stream(device).wait_event(event)
+        return event
 
     def pinned_copy(self, x: Tensor) -> Tensor:
         return x.pin_memory()

@@ -15,6 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from paragan.core.host_copies import copy_to_device
+
 CPU = torch.device("cpu")
 
 
@@ -63,4 +65,4 @@ class LaneRng:
 
     def _concat_lanes(self, stream: str, sample) -> Tensor:
         parts = [sample(philox_generator(self.seed, stream, lane, self.position)) for lane in self.lanes]
-        return torch.from_numpy(np.concatenate(parts)).to(self.device, non_blocking=True)
+        return copy_to_device(torch.from_numpy(np.concatenate(parts)), self.device)

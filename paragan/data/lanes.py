@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from paragan.core.devices import backend_of
+from paragan.core.host_copies import copy_to_device
 from paragan.core.rng import CPU, LaneRng, epoch_permutation, philox_generator
 from paragan.core.types import Batch
 from paragan.data.loader.device_transfer import Transfer, make_transfer, to_model_input
@@ -155,7 +156,7 @@ class LaneLoader:
         images = self._gather(selection) if images is None else images
         labels = None
         if self.labels is not None:
-            labels = torch.from_numpy(self.labels[selection.index]).to(self.device, non_blocking=True)
+            labels = copy_to_device(torch.from_numpy(self.labels[selection.index]), self.device)
         return Batch(images, labels, LaneRng(self.seed, position, lanes, self.images_per_lane(position), self.device))
 
     def iter_batch_indices(self, position: int) -> Iterator[BatchIndices]:
@@ -207,5 +208,4 @@ class LaneLoader:
         pixels = self.images[selection.index]
         if selection.flip is not None:
             pixels[selection.flip] = pixels[selection.flip, :, ::-1]
-        x = backend_of(self.device).pinned_copy(torch.from_numpy(pixels))
-        return to_model_input(x.to(self.device, non_blocking=True), self.memory_format)
+        return to_model_input(copy_to_device(torch.from_numpy(pixels), self.device), self.memory_format)

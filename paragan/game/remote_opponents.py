@@ -22,16 +22,17 @@ from paragan.comm.compression.compressors import Compressor
 from paragan.comm.mailbox import RecvQueue, SendQueue, TensorPack
 from paragan.comm.process_group import Group
 from paragan.core.errors import UsageError
+from paragan.core.host_copies import copy_to_device
 from paragan.core.types import Batch, DiscriminatorFn
 from paragan.game.player import Player
 from paragan.game.stale_opponents import FakeBatch, FakeReplayBuffer, LaneIds, StalenessStats, Tensors
 
 
-def min_over_team(team: Group, value: int, device: torch.device) -> int:
-    """Return the smallest value of all ranks of the team."""
+def min_over_team(team: Group, value: int) -> int:
+    """Return the smallest value of all ranks of the team. It is sent from the host: no device is waited for."""
     if team.size == 1:
         return value
-    rows, work = team.all_gather(torch.tensor([value], device=device))
+    rows, work = team.all_gather(torch.tensor([value]))
     work.wait()
     return int(rows.min())
 
@@ -103,13 +104,13 @@ class FakeReceiver:
             self._receive(post_until=step, wait_until=wait_until)
             newest = min(step, *self._last_received.values())
             self._step = step
-            self._lag = step - min_over_team(self.team, newest, self.device)
+            self._lag = step - min_over_team(self.team, newest)
         return self._lag
 
     def _receive(self, post_until: int, wait_until: int) -> None:
         for lanes, recv_queue in self.recv_queues.items():
             for number, data in recv_queue.receive(post_until, wait_until):
-                images, *labels = (t.to(self.device) for t in self.packs[lanes].unpack(data))
+                images, *labels = self.packs[lanes].unpack(copy_to_device(data, self.device))
                 images = images.contiguous(memory_format=self.memory_format)
                 self.replay_buffer.insert(FakeBatch(images, labels[0] if labels else None), lanes, number)
                 self._last_received[lanes] = number
@@ -154,6 +155,7 @@ class SnapshotCodec:
     def load(self, data: Tensor) -> None:
         """Load a snapshot into D."""
         tensors = self._tensors()
+        data = copy_to_device(data, tensors[0].device)
         for tensor, value in zip(tensors, TensorPack.from_tensors(tensors).unpack(data)):
             tensor.copy_(value)
         if self.wire.lossy:
@@ -209,7 +211,7 @@ class SnapshotReceiver:
                 [v for v in self._pending_snapshots if v <= step],
                 default=step if self.version is None else self.version,
             )
-            self._load_version(min_over_team(self.team, newest, self.d.flat.params.device))
+            self._load_version(min_over_team(self.team, newest))
             assert self.version is not None
             self.staleness.record(step, self.version, Counter({step - self.version: 1}))
         return self.d.net

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from paragan.core.devices import backend_of
+from paragan.core.host_copies import copy_to_device
 from paragan.core.types import Batch, DiscriminatorFn
 from paragan.game.player import BatchCoupled, Player
 from paragan.game.replay_policy import Ages, ReplayPolicy
@@ -41,11 +42,12 @@ class FakeBatch:
     def from_rounds(rounds: Sequence[FakeBatch], rows: Ages, ages: Ages) -> FakeBatch:
         """Return a batch whose image i is row `rows[i]` of round `ages[i]`."""
         first = rounds[0]
-        at = torch.as_tensor(rows, device=first.images.device)
+        device = first.images.device
+        at = copy_to_device(torch.as_tensor(rows), device)
         images = first.images[at]
         labels = None if first.labels is None else first.labels[at]
         for age in range(1, len(rounds)):
-            selected = torch.as_tensor(np.flatnonzero(ages == age), device=images.device)
+            selected = copy_to_device(torch.as_tensor(np.flatnonzero(ages == age)), device)
             images[selected] = rounds[age].images[at[selected]]
             old_labels = rounds[age].labels
             if labels is not None and old_labels is not None:
@@ -114,7 +116,7 @@ class FakeReplayBuffer:
     def push(self, fake: Batch, step: int) -> None:
         """Add the images of one pass of G."""
         self.insert(FakeBatch(fake.images.detach(), fake.labels), fake.rng.lanes, step)
-        self._wait_for_fakes = backend_of(fake.images.device).record_event(fake.images.device)
+        self._wait_for_fakes = backend_of(fake.images.device).record_event(fake.images.device).wait
 
     def insert(self, fakes: FakeBatch, lanes: LaneIds, step: int) -> None:
         """Add images of some lanes, and drop rounds that are too old."""

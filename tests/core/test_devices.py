@@ -31,7 +31,8 @@ def test_the_cpu_backend_has_no_streams():
     assert kind.device_name(CPU)
     assert 0 < kind.peak_bytes(CPU) < kind.memory_bytes(CPU)
     kind.synchronize(CPU)
-    kind.record_event(CPU)()
+    kind.record_event(CPU).wait()
+    kind.record_event(CPU).synchronize()
     with kind.side_streams(CPU, 3) as places, kind.full_precision_convs():
         assert len(places) == 3
     before = torch.get_rng_state()

@@ -1,0 +1,32 @@
+"""Copies between host and device for which the host does not wait."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from paragan.core.devices import backend_of
+
+
+def copy_to_device(x: Tensor, device: torch.device) -> Tensor:
+    """Copy a tensor of the host to a device, from page-locked memory. Returns x itself if the device is the CPU."""
+    return backend_of(device).pinned_copy(x).to(device, non_blocking=True)
+
+
+class HostCopy:
+    """A copy of a tensor of a device that is on its way to the host."""
+
+    def __init__(self, x: Tensor):
+        backend = backend_of(x.device)
+        self._copy = x.detach()
+        if backend.has_streams:
+            self._copy = backend.pinned_copy(torch.empty(x.shape, dtype=x.dtype))
+            self._copy.copy_(x.detach(), non_blocking=True)
+        elif x.device.type != "cpu":
+            self._copy = self._copy.cpu()
+        self._event = backend.record_event(x.device)
+
+    def wait(self) -> Tensor:
+        """Return the copy. Blocks the host until it has arrived."""
+        self._event.synchronize()
+        return self._copy
