@@ -168,3 +168,16 @@ def test_a_replica_takes_the_steps_of_a_plain_loop(max_norm):
     assert its_scaler.get_scale() == scaler.get_scale() == 512
     for p, expected in zip(net.parameters(), plain.parameters()):
         torch.testing.assert_close(p, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("settings", [(), SETTINGS["r1"], ("strategy.order=simultaneous",), ("strategy=async",)])
+def test_a_steady_round_does_not_wait_for_the_card(settings):
+    s = tiny_run.make_session(tiny_run.make_run("nets.batch_norm=true", *settings), World.solo(GPU))
+    for _ in range(3):
+        play_round(s)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(3):
+            play_round(s)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")

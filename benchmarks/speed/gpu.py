@@ -2,12 +2,13 @@
 
     tests       python -m pytest -m gpu
     limits      what this card does at best, in this very run: bf16 and float32 matrix products, a copy
-    throughput  SNGAN and BigGAN as published for CIFAR-10, at batch 64 (512 too for SNGAN), fashion and digits:
+    wires       encoding and decoding by every wire, compared with a copy of the same vector
+    throughput  SNGAN, BigGAN and R3GAN for CIFAR-10, at batch 64 (512 too for SNGAN), fashion and digits:
                 paragan in several settings, and plain PyTorch loops of the same networks with the same weights
                 (plain.py); BigGAN at 128, 256, 512 and 1024 px in bf16, compiled or not
-    quality     --cifar FOLDER (train_part*of3.npz): --quality-seconds of SNGAN in bf16 (--quality-nets=biggan: of
-                BigGAN), then `paragan eval` in pixels and in a classifier of the data (fd_resnet20, which is not
-                FID). Five minutes of it want a call of its own: --only-quality
+    quality     --cifar FOLDER (train_part*of3.npz): --quality-seconds of SNGAN (--quality-nets: or of another) in bf16,
+                then `paragan eval` in pixels and in a classifier of the data (fd_resnet20, which is not FID). Five
+                minutes of it want a call of its own: --only-quality
 
 Needs nothing installed but what paragan imports; says what is missing. The file is written anew after every
 part, so that a run cut off keeps what it had. `--tiny` goes through everything but compilation in a minute on a CPU,
@@ -72,9 +73,11 @@ if lacking := missing_packages(REQUIRED_PACKAGES):
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
 
+from benchmarks.comm.compressors import COMPRESSORS  # noqa: E402
 from benchmarks.lib import plain_pytorch as plain  # noqa: E402
 from benchmarks.lib import session_fixture as ours  # noqa: E402
 from benchmarks.lib.timing import Spread, StepsFn, describe_machine, format_table, repeat_fn, save_json  # noqa: E402
+from paragan.comm.compression.compressors import Compressor  # noqa: E402
 from paragan.comm.world import World  # noqa: E402
 from paragan.config.run import Run  # noqa: E402
 from paragan.core.devices import pick_device  # noqa: E402
@@ -157,6 +160,31 @@ def fastest_s(bench: GpuBench, action: Callable[[], object]) -> float:
     return min(seconds)
 
 
+# Wires ----------------------------------------------------------------------------------------------------
+
+
+def measure_wires(bench: GpuBench) -> Results:
+    """Encoding and decoding a gradient by every wire, in the time of a copy of it."""
+    n = 1 << (16 if bench.tiny else 26)
+    x = torch.randn(n, device=bench.device)
+    out = torch.empty_like(x)
+    copy_s = fastest_s(bench, lambda: out.copy_(x))
+    result: Results = {"numbers": n, "copy_ms": 1000 * copy_s, "rows": {}}
+    for name, wire in COMPRESSORS.items():
+        if bench.left_s < 30:
+            result["rows"][name] = {"skipped": "no time left"}
+            continue
+        data = torch.empty(wire.nbytes(n), dtype=torch.uint8, device=bench.device)
+
+        def encode_decode(wire: Compressor = wire, data: torch.Tensor = data) -> None:
+            wire.encode(x, data, 1)
+            wire.decode(data, out)
+
+        row = run_guarded(lambda action=encode_decode: {"ms": 1000 * fastest_s(bench, action)})
+        result["rows"][name] = row | ({"copies": row["ms"] / 1000 / copy_s} if "ms" in row else {})
+    return result
+
+
 # Throughput -----------------------------------------------------------------------------------------------
 
 # name: settings, and an ingredient taken out
@@ -204,6 +232,7 @@ def workloads(bench: GpuBench, fashion: str | None) -> list[Workload]:
     result = [
         Workload("sngan-cifar10", "sngan-cifar10", colour, (*cifar, *thin), every),
         Workload("biggan-cifar10", "biggan-cifar10", colour, (*cifar, *thin), brief),
+        Workload("r3gan-cifar10", "r3gan-cifar10", colour, (*cifar, *thin), brief),
         Workload("fashion", "fashion", grey, small, steady),
         Workload("sngan-cifar10, batch 512", "sngan-cifar10", colour, (*many, *thin), steady),
         Workload("digits", "digits", load_data("digits", resolution=8), small, few),
@@ -230,7 +259,7 @@ def measure_throughput(
     if only:
         loads = [dataclasses.replace(w, variants=only[1:]) for w in loads if w.name == only[0]]
     result: Results = {w.name: {"batch": w.run().batch, "gflop_a_round": round_gflop(w), "rows": {}} for w in loads}
-    jobs = [(w, variant) for w in loads for variant in w.variants]
+    jobs = [(w, variant) for w in loads for variant in w.variants if bench.cuda or "recorded" not in variant]
     for w, variant in sorted(jobs, key=lambda job: "compiled" in job[1]):
         rows = result[w.name]["rows"]
         if bench.left_s < (60 if "compiled" in variant else 10):
@@ -412,7 +441,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--cifar", metavar="FOLDER", type=Path, help="with train_part*of3.npz: also a quality run")
     parser.add_argument("--quality-batch", type=int, default=64, metavar="N")
     parser.add_argument("--quality-seconds", type=float, default=120, metavar="S", help="of training, about (120)")
-    parser.add_argument("--quality-nets", choices=["sngan", "biggan"], default="sngan")
+    parser.add_argument("--quality-nets", choices=["sngan", "biggan", "r3gan"], default="sngan")
     parser.add_argument("--only-quality", action="store_true", help="and the throughput it needs to know")
     parser.add_argument("--minutes", type=float, default=7.5, help="skip what does not fit (7.5)")
     parser.add_argument("--no-tests", action="store_true")
@@ -440,6 +469,8 @@ def main() -> int:
         log(f"tests: {part('tests', lambda: run_tests(bench))}")
     log(f"limits: {part('limits', lambda: measure_limits(bench))}")
     peak = result["limits"].get("bf16_matmul_tflops", float("nan"))
+    if not only:
+        log(f"wires: {part('wires', lambda: measure_wires(bench))}")
     kept_s = (60 if options.tiny else options.quality_seconds + 90) if options.cifar else 0
     before = GpuBench(bench.device, bench.tiny, end - kept_s)
     measured = part("throughput", lambda: measure_throughput(before, options.data, peak, only))
