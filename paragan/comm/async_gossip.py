@@ -24,6 +24,7 @@ from torch import Tensor
 from paragan.comm.bucket import ALL_RECEIVED, Bucket, ExchangeEvent
 from paragan.comm.process_group import CommunicationError, Group, PolledWork, WaitThread, Work
 from paragan.comm.traffic import Traffic
+from paragan.core.host_copies import HostCopy, copy_to_device
 
 PROGRESS_POLL_S = 0.001
 
@@ -124,7 +125,7 @@ class AsyncGossip:
     def _start_swap(self, j: int, bucket: Bucket, step: int) -> None:
         group = self.groups[j]
         key = j, bucket.index
-        sent = bucket.params.detach().to("cpu", copy=True)
+        sent = HostCopy(bucket.params.detach().clone()).wait()
         received = torch.empty_like(sent)
         peer = 1 - group.rank
         work = group.send_recv({peer: sent}, {peer: received}, self.tag + bucket.index)
@@ -140,7 +141,7 @@ class AsyncGossip:
 
     def _apply_swap(self, j: int, bucket: Bucket) -> None:
         swap = self._pending_swaps.pop((j, bucket.index))
-        delta = swap.received.sub_(swap.sent).to(bucket.params.device)
+        delta = copy_to_device(swap.received.sub_(swap.sent), bucket.params.device)
         bucket.params.add_(delta, alpha=self.weights[j])
 
 

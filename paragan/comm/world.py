@@ -22,6 +22,7 @@ from typing import Any, ClassVar
 import torch
 
 from paragan.comm.blocking_calls import call_with_timeout
+from paragan.comm.host_staging import staged_on_host
 from paragan.comm.launch_info import LaunchInfo, master_address
 from paragan.comm.lost_ranks import raise_if_lost
 from paragan.comm.process_group import (
@@ -216,7 +217,9 @@ class World:
         """
         if self.size == 1 or len(ranks) == 1:
             return SingleRankGroup() if self.rank in ranks else None
-        process_group = c10d.new_group(list(ranks), timeout=timedelta(seconds=self.timeout_s))
+        process_group = c10d.new_group(
+            list(ranks), timedelta(seconds=self.timeout_s), backend_of(self.device).dist_backend
+        )
         return TorchGroup(process_group) if self.rank in ranks else None
 
     def pair_group(self, other: int) -> Group:
@@ -233,7 +236,7 @@ class World:
         return WaitThread(self.timeout_s, group)
 
     def _new_gloo_group(self, name: str, rank: int, size: int, others: Sequence[int]) -> Group:
-        return new_gloo_group(self.store, name, rank, size, self.timeout_s)
+        return staged_on_host(new_gloo_group(self.store, name, rank, size, self.timeout_s), self.device)
 
     def all_gather_str(self, text: str, timeout_s: float | None = None) -> list[str]:
         """Gather a string of every rank, in rank order. Costs round trips to the store: not for use in a step.

@@ -96,7 +96,7 @@ class TrainJob:
         """Connect to the other ranks: at MASTER_ADDR, or, with an elastic strategy, in the run they are training."""
         run = self.run
         rank_loss_timeout_s = run.strategy.rank_loss_timeout_s
-        if self.launch_info.size == 1 or not rank_loss_timeout_s or device.type != "cpu":
+        if self.launch_info.size == 1 or not rank_loss_timeout_s:
             return World.join(self.launch_info, device, run.timeout_s)
         for run_dir, addresses, fingerprint in find_live_runs(self.request):
             if not any(map(is_listening, addresses.values())):

@@ -43,6 +43,7 @@ from paragan.comm.elastic.membership import (
     MembershipVersion,
 )
 from paragan.comm.elastic.rejoin import REPLY_TIMEOUT_S, JoinProtocol, JoinRequest, SurvivorReport
+from paragan.comm.host_staging import staged_on_host
 from paragan.comm.launch_info import LaunchInfo
 from paragan.comm.lost_ranks import describe_lost
 from paragan.comm.process_group import POLL_S, CommunicationError, Group, SingleRankGroup, WaitThread, new_gloo_group
@@ -451,7 +452,8 @@ class ElasticWorld(World):
 
         def form_group() -> None:
             try:
-                groups.append(new_gloo_group(store, name, rank, size, self.timeout_s, wait_thread))
+                group = new_gloo_group(store, name, rank, size, self.timeout_s, wait_thread)
+                groups.append(staged_on_host(group, self.device))
             except CommunicationError as error:
                 errors.append(error)
 
