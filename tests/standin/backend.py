@@ -23,6 +23,9 @@ class StandInBackend(StreamBackend):
     dist_backend = process_group.NAME
     prefers_compile = False
 
+    def _is_one_of_this_rank(self) -> bool:
+        return True  # every process has its own
+
     def supports_bf16(self) -> bool:
         return Backend.supports_bf16(self)
 
@@ -37,6 +40,12 @@ class StandInBackend(StreamBackend):
         memory.pin(address, copy.untyped_storage().nbytes())
         weakref.finalize(copy.untyped_storage(), memory.unpin, address)
         return copy
+
+
+def replace_cuda() -> None:
+    """Let `--device.kind=cuda` name the stand-in in this process, for good."""
+    install()
+    BACKENDS["cuda"] = BACKENDS[NAME]
 
 
 def install() -> torch.device:

@@ -33,8 +33,8 @@ LAST_STEP = 300
 class RankProcesses:
     """Starts ranks one by one, as on several hosts, and can restart them."""
 
-    def __init__(self, run: Path, processes: Any, *more: str, size: int = 4):
-        self.run, self.processes, self.size = run, processes, size
+    def __init__(self, run: Path, processes: Any, *more: str, size: int = 4, patch: str = ""):
+        self.run, self.processes, self.size, self.patch = run, processes, size, patch
         self.command = train_args(run, *GOSSIP, *more)
         self.port = str(free_port())
         self.started = [self.start(rank) for rank in range(size)]
@@ -42,7 +42,7 @@ class RankProcesses:
     def start(self, rank: int, *more: str) -> Any:
         values = str(rank), str(self.size), str(rank), str(self.size), "127.0.0.1", self.port
         env = dict(zip(LAUNCH_VARIABLES, values, strict=True))
-        return self.processes.start_forked(*self.command, *more, **env)
+        return self.processes.start_forked(*self.command, *more, patch=self.patch, **env)
 
     def restart(self, rank: int) -> None:
         self.started[rank] = self.start(rank)
@@ -70,12 +70,12 @@ class RankProcesses:
             lambda: next(filter(condition, self.events()), None), timeout_s, f"the event is logged ({self.events()})"
         )
 
-    def assert_finished(self, *ranks: int) -> None:
+    def assert_finished(self, *ranks: int, last_step: int = LAST_STEP) -> None:
         """Wait for these ranks to end, and check that the run is complete."""
         statuses = [self.started[rank].wait(120) for rank in ranks]
         assert statuses == [0] * len(ranks), [self.started[rank].err for rank in ranks]
-        assert logged_steps(self.run)[-1] == LAST_STEP
-        assert list_checkpoints(self.run)[-1].name == f"{LAST_STEP:08d}"
+        assert logged_steps(self.run)[-1] == last_step
+        assert list_checkpoints(self.run)[-1].name == f"{last_step:08d}"
         assert (self.run / "metrics.jsonl").read_text().count("\n") == 1
         assert (self.run / "report.html").exists()
 
@@ -120,6 +120,17 @@ def test_killed_rank_rejoins(victim, strategy, tmp_path, processes):
     assert back["step"] > lost["step"]
     ranks.assert_finished(0, 1, 2, 3)
     assert logged_steps(ranks.run) == sorted(set(logged_steps(ranks.run)))
+
+
+def test_a_rank_of_an_accelerator_is_killed_and_rejoins(tmp_path, processes):
+    patch = "import standin; standin.replace_cuda()"
+    ranks = RankProcesses(tmp_path / "run", processes, "--device.kind=cuda", "--kimg=1.6", size=3, patch=patch)
+    wait_for_step(ranks.run, 3)
+    ranks.send_signal(signal.SIGKILL, 2)
+    ranks.wait_for_event(lambda row: row["lost"] == [2])
+    ranks.restart(2)
+    ranks.wait_for_event(lambda row: row["joined"] == [2])
+    ranks.assert_finished(0, 1, 2, last_step=100)
 
 
 def test_frozen_rank_is_left_out_until_it_wakes(tmp_path, processes):
