@@ -1,7 +1,7 @@
 """What differs between kinds of devices: CPUs, CUDA and ROCm GPUs, Intel GPUs (XPU) and Apple GPUs (MPS).
 
 One class for each kind. The rest of the package asks a backend (`core/devices.py` has all of them) and never compares
-device types. XPU and MPS are untested. XLA is not supported (docs/tuning.md says why).
+device types. XPU and MPS are untested. XLA is not supported (docs/accelerators.md says why).
 """
 
 from __future__ import annotations

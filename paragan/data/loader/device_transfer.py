@@ -58,14 +58,25 @@ class HostTransfer:
         return batch.to(self.device)
 
 
-@dataclass(frozen=True)
-class _PendingCopy:
+@dataclass
+class _Buffer:
+    """Memory of the device that receives every other batch.
+
+    pixels    : what was copied
+    copied    : the event after the copy
+    converted : the event after it was read
+    """
+
     pixels: Tensor
-    done: Any  # an event
+    copied: Any
+    converted: Any = None
 
 
 class StreamTransfer:
-    """For devices with streams: a side stream copies the next batch while the step computes."""
+    """For devices with streams: a side stream copies the next batch while the step computes.
+
+    The copy waits for the step before last, which has read its memory, and for nothing else.
+    """
 
     def __init__(self, pipeline: PrefetchPipeline, memory_format: torch.memory_format, device: torch.device):
         self.pipeline = pipeline
@@ -73,14 +84,20 @@ class StreamTransfer:
         self.device = device
         self._module = torch.get_device_module(device)
         self._stream = self._module.Stream(device)
-        self._next: _PendingCopy | None = None
-        self._last: _PendingCopy | None = None
+        self._buffers: dict[tuple[torch.Size, int], _Buffer] = {}  # by shape and parity of the batch
+        self._num_copies = 0
+        self._next: _Buffer | None = None
+        self._last_copied: Any = None
 
     def next_batch(self) -> Tensor:
         """Return the next batch, [N, C, H, W] float32 in [-1, 1]."""
-        copy = self._next or self._start_copy()
-        self._module.current_stream(self.device).wait_event(copy.done)
-        batch = to_model_input(copy.pixels, self.memory_format)
+        buffer = self._next or self._start_copy()
+        compute_stream = self._module.current_stream(self.device)
+        compute_stream.wait_event(buffer.copied)
+        batch = to_model_input(buffer.pixels, self.memory_format)
+        if batch.data_ptr() == buffer.pixels.data_ptr():
+            batch = batch.clone()
+        buffer.converted = compute_stream.record_event()
         self._next = self._start_copy() if self.pipeline.is_ready else None
         return batch
 
@@ -90,19 +107,26 @@ class StreamTransfer:
 
     def close(self) -> None:
         """Wait for the last copy."""
-        if self._last:
-            self._last.done.synchronize()
+        if self._last_copied:
+            self._last_copied.synchronize()
 
-    def _start_copy(self) -> _PendingCopy:
-        if self._last:
-            self._last.done.synchronize()  # the next line gives its memory back to the pipeline
+    def _start_copy(self) -> _Buffer:
+        if self._last_copied:
+            self._last_copied.synchronize()  # the next line gives its memory on the host back to the pipeline
         pixels = torch.from_numpy(self.pipeline.next_batch())
-        done = self._module.Event()
-        self._stream.wait_stream(self._module.current_stream(self.device))  # which may still read the memory it gets
+        key = pixels.shape, self._num_copies % 2
+        self._num_copies += 1
+        if key not in self._buffers:
+            self._buffers[key] = _Buffer(torch.empty_like(pixels, device=self.device), self._module.Event())
+            self._stream.wait_stream(self._module.current_stream(self.device))  # which may have used that memory before
+        buffer = self._buffers[key]
+        if buffer.converted:
+            self._stream.wait_event(buffer.converted)
         with self._module.stream(self._stream):
-            self._last = _PendingCopy(pixels.to(self.device, non_blocking=True), done)
-            done.record(self._stream)
-        return self._last
+            buffer.pixels.copy_(pixels, non_blocking=True)
+            buffer.copied.record(self._stream)
+        self._last_copied = buffer.copied
+        return buffer
 
 
 Transfer = HostTransfer | StreamTransfer
