@@ -78,10 +78,11 @@ def replay_state(role: Role) -> StateDict:
     return {f"replay_state/{name}": t for state in role.replay_state for name, t in state.state().items()}
 
 
-def restore_replay_state(role: Role, tensors: Mapping[str, Tensor]) -> None:
-    """Put `replay_state` back."""
+def restore_replay_state(role: Role, tensors: Mapping[str, Tensor], device: torch.device) -> None:
+    """Put `replay_state` back, on the device that uses it."""
+    on_device = {name: t.to(device) for name, t in select_prefix("replay_state/", tensors).items()}
     for state in role.replay_state:
-        state.load(select_prefix("replay_state/", tensors))
+        state.load(on_device)
 
 
 @torch.no_grad()

@@ -128,7 +128,7 @@ def build_session(
         clock.last_round_images = run.current_round_images(clock.images - 1)
     session = rebind_to_world(run, world, dataset, game, clock)
     if resume_from:
-        checkpoint.restore_replay_state(session.role, resume_from.tensors)
+        checkpoint.restore_replay_state(session.role, resume_from.tensors, world.device)
     return session
 
 

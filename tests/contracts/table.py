@@ -36,3 +36,18 @@ RANK_COUNT_INVARIANT = ("sync", "sync simultaneous", "CPOAdam", "async", "async 
 
 # Strategies whose ranks hold different parameters, which agree only in the long run.
 UNREPLICATED = ("sync every 2", "sync, own gradients between", "gossip", "gossip int8", "DPOSG", "Rand-DP-OAdam")
+
+# Objectives and settings under which the contracts hold, too.
+VARIANTS = {
+    "plain": (),
+    "r1": ("objective.r1=1", "objective.loss=nonsaturating"),
+    "gp": ("objective.gp=10", "objective.loss=wasserstein", "d_steps=2", "nets.batch_norm=false"),
+    "clip": ("objective.clip=0.01", "objective.loss=wasserstein", "nets.spectral=false"),
+    "pairs": ("objective.loss=relativistic", "objective.r1=1", "objective.r2=1"),
+    "kept": (
+        *("objective.augment=ada", "objective.augment.kimg=0.1", "objective.lecam=0.3", "objective.bcr=10"),
+        "device.concat_real_fake=true",
+    ),
+    "unconditional": ("data.labels=false",),
+    "lane by lane": ("device.lanes_per_pass=1",),
+}

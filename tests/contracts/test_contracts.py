@@ -37,20 +37,6 @@ unreplicated = pytest.mark.parametrize(
     "settings", [table.STRATEGIES[name] for name in table.UNREPLICATED], ids=table.UNREPLICATED
 )
 
-VARIANTS = {
-    "plain": (),
-    "r1": ("objective.r1=1", "objective.loss=nonsaturating"),
-    "gp": ("objective.gp=10", "objective.loss=wasserstein", "d_steps=2", "nets.batch_norm=false"),
-    "clip": ("objective.clip=0.01", "objective.loss=wasserstein", "nets.spectral=false"),
-    "pairs": ("objective.loss=relativistic", "objective.r1=1", "objective.r2=1"),
-    "kept": (
-        *("objective.augment=ada", "objective.augment.kimg=0.1", "objective.lecam=0.3", "objective.bcr=10"),
-        "device.concat_real_fake=true",
-    ),
-    "unconditional": ("data.labels=false",),
-    "lane by lane": ("device.lanes_per_pass=1",),
-}
-
 
 @functools.cache
 def six_rounds_of_one(run):
@@ -58,7 +44,7 @@ def six_rounds_of_one(run):
 
 
 @as_one_rank
-@pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS)
+@pytest.mark.parametrize("variant", table.VARIANTS.values(), ids=table.VARIANTS)
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_n_ranks_equal_one(pool, settings, variant, ranks):
     run = tiny_run.make_run(*settings, "nets.batch_norm=true", "nets.spectral=true", *variant)
@@ -133,7 +119,7 @@ def test_contracts_hold_with_a_third_party_optimizer(optimizer, tmp_path):
     test_six_and_four_rounds_equal_ten(None, ("strategy=sync",), optimizer, 1, tmp_path)
 
 
-CLIPPED = VARIANTS["clip"]
+CLIPPED = table.VARIANTS["clip"]
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

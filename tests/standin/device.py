@@ -16,14 +16,16 @@ There is one device in each process.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+from torch.nn.attention import SDPBackend
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 from standin import autocast, memory, streams, syncs
@@ -38,6 +40,13 @@ HOST_INDICES_ALLOWED = {"aten::index", "aten::index_put_", "aten::_index_put_imp
 MASK_OPS = HOST_INDICES_ALLOWED | {"aten::_unsafe_index", "aten::_unsafe_index_put"}
 SYNCHRONISING_TAGS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 _aten = torch.ops.aten
+NOT_COMPOSED = {  # operations that torch would make of others, which round differently, if they had no kernel
+    name: getattr(getattr(_aten, name.partition(".")[0]), name.partition(".")[2] or "default")
+    for name in (
+        *("convolution", "convolution_backward", "native_group_norm", "native_layer_norm"),
+        *("silu_backward", "mish_backward", "index.Tensor", "addr", "native_channel_shuffle"),
+    )
+}
 _cpu_keys = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 _capsule_pointer = ctypes.pythonapi.PyCapsule_GetPointer
 _capsule_pointer.restype, _capsule_pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
@@ -110,8 +119,10 @@ def register() -> None:
     kernels = torch.library.Library("aten", "IMPL")
     kernels.impl("copy_", _copy, "PrivateUse1")
     kernels.impl("resize_", _resize, "PrivateUse1")
-    kernels.impl("convolution", _convolution, "PrivateUse1")
-    kernels.impl("convolution_backward", _convolution_backward, "PrivateUse1")
+    for name, op in NOT_COMPOSED.items():
+        kernels.impl(name, functools.partial(run, op), "PrivateUse1")
+    for key in ("PrivateUse1", "AutogradPrivateUse1"):
+        kernels.impl("scaled_dot_product_attention", _attention, key)
     autocast.register(kernels)
     torch.UntypedStorage.clone = _clone_storage  # for deepcopy: torch would ask an allocator of C++
     _kept.extend([fallback, kernels])
@@ -155,37 +166,76 @@ def to_device_alias(x: Tensor) -> Tensor:
 
 def run(op: Any, *args: Any, **kwargs: Any) -> Any:
     """Run an operation whose arguments or results are on the device: by the kernel of the CPU."""
-    schema = op._schema
-    is_view = any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns)
-    if is_view or schema.name == "aten::set_":
+    traits = _traits(op)
+    if traits.is_view:
         return op.redispatch(_cpu_keys, *args, **kwargs)
-    flat, spec = tree_flatten((args, kwargs))
+    flat: list[Any] = []
+    _map(flat.append, [*args, *kwargs.values()])
     inputs = [x for x in flat if is_on_device(x)]
     if inputs:
         _refuse_host_tensors(op, flat)
-        _record_sync(op, flat)
-    written = _written_arguments(op, args, kwargs)
+        _record_sync(op, traits, flat)
+    written = _written_arguments(traits, args, kwargs)
     streams.before_kernel(reads=inputs, writes=written, name=op.name())
-    originals: dict[int, Tensor] = {}
+    originals: dict[int, tuple[Tensor, Tensor]] = {}
 
     def to_host(x: Any) -> Any:
         if is_on_device(x):
             is_empty_output = not x.numel() and any(x is w for w in written)
             alias = torch.empty(0, dtype=x.dtype) if is_empty_output else to_host_alias(x)
-            originals[id(alias)] = x
+            originals[id(alias)] = x, alias
             return alias
         return CPU if isinstance(x, torch.device) and x.type == NAME else x
 
-    host_flat = [to_host(x) for x in flat]
-    host_args, host_kwargs = tree_unflatten(host_flat, spec)
-    host_kwargs.pop("pin_memory", None)
-    result = _pick_overload(op, host_args)(*host_args, **host_kwargs)
-    for x in host_flat:
-        if isinstance(x, Tensor) and id(x) in originals and x.shape != originals[id(x)].shape:
-            _give_memory(originals[id(x)], x)  # an output that was empty
-    return tree_map(
-        lambda y: originals[id(y)] if id(y) in originals else to_device_alias(y) if isinstance(y, Tensor) else y, result
+    def to_device(y: Any) -> Any:
+        if not isinstance(y, Tensor):
+            return y
+        return originals[id(y)][0] if id(y) in originals else to_device_alias(y)
+
+    host_args = _map(to_host, list(args))
+    host_kwargs = {name: _map(to_host, value) for name, value in kwargs.items() if name != "pin_memory"}
+    has_wrapped = any(isinstance(x, (int, float, complex)) for i, x in enumerate(host_args) if i in traits.tensors)
+    result = (op._overloadpacket if has_wrapped else op)(*host_args, **host_kwargs)  # see `_OpTraits.tensors`
+    for x, alias in originals.values():
+        if x.shape != alias.shape:
+            _give_memory(x, alias)  # an output that was empty
+    return _map(to_device, result)
+
+
+@dataclass(frozen=True)
+class _OpTraits:
+    """What the schema of an operation says.
+
+    is_view     : its result shares memory with an argument
+    written     : arguments it writes to: position and name
+    tensors     : positions of arguments that are tensors; torch hands numbers that it has wrapped as tensors to a
+                  fallback in Python as numbers, which another overload takes
+    waits       : the host has to wait for its result
+    """
+
+    is_view: bool
+    written: tuple[tuple[int, str], ...]
+    tensors: frozenset[int]
+    waits: bool
+
+
+@functools.cache
+def _traits(op: Any) -> _OpTraits:
+    schema = op._schema
+    returns_numbers = any(str(r.type) in ("bool", "number", "int", "float") for r in schema.returns)
+    arguments = list(enumerate(schema.arguments))
+    return _OpTraits(
+        is_view=schema.name == "aten::set_"
+        or any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns),
+        written=tuple((i, a.name) for i, a in arguments if a.alias_info is not None and a.alias_info.is_write),
+        tensors=frozenset(i for i, a in arguments if str(a.type) == "Tensor"),
+        waits=returns_numbers or bool(SYNCHRONISING_TAGS & set(op.tags)),
     )
+
+
+def _map(function: Callable[[Any], Any], x: Any) -> Any:
+    """Call a function of everything in lists and tuples."""
+    return type(x)(_map(function, y) for y in x) if isinstance(x, (list, tuple)) else function(x)
 
 
 def _change_device(x: Tensor, kind: int) -> Tensor:
@@ -209,32 +259,22 @@ def _refuse_host_tensors(op: Any, flat: Sequence[Any]) -> None:
             )
 
 
-def _record_sync(op: Any, flat: Sequence[Any]) -> None:
+def _record_sync(op: Any, traits: _OpTraits, flat: Sequence[Any]) -> None:
     """Record operations whose result the host has to wait for."""
+    waits = traits.waits
     if op._schema.name in MASK_OPS:
-        is_sync = any(isinstance(x, Tensor) and x.dtype in (torch.bool, torch.uint8) for x in flat[1:])
-        is_sync = is_sync or any(isinstance(x, Tensor) and x.device.type == "cpu" and x.dim() for x in flat[1:])
-    else:
-        returns_numbers = any(str(r.type) in ("bool", "number", "int", "float") for r in op._schema.returns)
-        is_sync = returns_numbers or bool(SYNCHRONISING_TAGS & set(op.tags))
-    if is_sync:
+        waits = any(isinstance(x, Tensor) and x.dtype in (torch.bool, torch.uint8) for x in flat[1:])
+        waits = waits or any(isinstance(x, Tensor) and x.device.type == "cpu" and x.dim() for x in flat[1:])
+    if waits:
         syncs.record(op.name())
         streams.host_waits()
 
 
-def _pick_overload(op: Any, args: Sequence[Any]) -> Any:
-    """Return the overload for numbers: to a fallback in Python, torch hands numbers that it has wrapped as tensors."""
-    expected = zip(op._schema.arguments, args)
-    has_wrapped = any(str(a.type) == "Tensor" and isinstance(x, (int, float, complex)) for a, x in expected)
-    return op._overloadpacket if has_wrapped else op
-
-
-def _written_arguments(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Tensor]:
+def _written_arguments(traits: _OpTraits, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Tensor]:
     written: list[Tensor] = []
-    for i, argument in enumerate(op._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            value = args[i] if i < len(args) else kwargs.get(argument.name)
-            written += [x for x in (value if isinstance(value, (list, tuple)) else [value]) if is_on_device(x)]
+    for i, name in traits.written:
+        value = args[i] if i < len(args) else kwargs.get(name)
+        written += [x for x in (value if isinstance(value, (list, tuple)) else [value]) if is_on_device(x)]
     return written
 
 
@@ -277,9 +317,15 @@ def _copy(destination: Tensor, source: Tensor, non_blocking: bool = False) -> Te
     return destination
 
 
-def _convolution(x: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
-    return run(_aten.convolution.default, x, weight, bias, *rest)
-
-
-def _convolution_backward(*args: Any) -> Any:
-    return run(_aten.convolution_backward.default, *args)
+def _attention(
+    q: Tensor, k: Tensor, v: Tensor, *args: Any, scale: float | None = None, enable_gqa: bool = False
+) -> Any:
+    """Choose what the CPU would choose."""
+    mask, dropout, is_causal = (*args, *(None, 0.0, False)[len(args) :])
+    host = [x if x is None else to_host_alias(x) for x in (q, k, v, mask)]
+    choice = _aten._fused_sdp_choice(*host, dropout, is_causal, scale=scale, enable_gqa=enable_gqa)
+    if choice == SDPBackend.FLASH_ATTENTION.value:
+        fused = _aten._scaled_dot_product_flash_attention_for_cpu
+        return fused(q, k, v, dropout, is_causal, attn_mask=mask, scale=scale)[0]
+    composed = _aten._scaled_dot_product_attention_math
+    return composed(q, k, v, mask, dropout, is_causal, None, scale=scale, enable_gqa=enable_gqa)[0]

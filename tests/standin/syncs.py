@@ -8,17 +8,24 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
 SOURCES = ("paragan", "examples", "tests")
+HELPERS = ("paragan/core/host_copies.py", "paragan/core/backends.py")  # which wait where their callers ask them to
+NOWHERE = "autograd, or a library"
 _recordings: list[list[Sync]] = []
 
 
 @dataclass(frozen=True)
 class Sync:
-    """One wait: the operation, and the innermost line of the package that caused it (of a test, if there is none)."""
+    """One wait: the operation, and the innermost line of the package that caused it (of a test, if there is none).
+
+    place : the same without the number of the line: file and function
+    """
 
     name: str
     line: str
+    place: str
 
     def __str__(self) -> str:
         return f"{self.line}: {self.name}"
@@ -32,22 +39,28 @@ def recording() -> Generator[list[Sync]]:
     try:
         yield syncs
     finally:
-        _recordings.remove(syncs)
+        _recordings[:] = [other for other in _recordings if other is not syncs]
 
 
 def record(name: str) -> None:
     """Note that the host waits."""
     if _recordings:
-        sync = Sync(name, _calling_line())
+        sync = Sync(name, *_calling_line())
         for syncs in _recordings:
             syncs.append(sync)
 
 
-def _calling_line() -> str:
+def _calling_line() -> tuple[str, str]:
     frames = traceback.extract_stack()
     for source in SOURCES:
         for frame in reversed(frames):
             path = Path(frame.filename)
-            if path.is_relative_to(ROOT / source) and "standin" not in path.parts:
-                return f"{path.relative_to(ROOT)}:{frame.lineno}"
-    return "autograd, or a library"
+            if path.is_relative_to(ROOT / source) and not _is_own(path):
+                file = path.relative_to(ROOT)
+                return f"{file}:{frame.lineno}", f"{file} {frame.name}"
+    return NOWHERE, NOWHERE
+
+
+def _is_own(path: Path) -> bool:
+    is_part = path.parent == HERE and not path.name.startswith("test_")
+    return is_part or str(path.relative_to(ROOT)) in HELPERS
