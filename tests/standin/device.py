@@ -175,6 +175,8 @@ def run(op: Any, *args: Any, **kwargs: Any) -> Any:
     if inputs:
         _refuse_host_tensors(op, flat)
         _record_sync(op, traits, flat)
+    if any(isinstance(x, torch.Generator) for x in flat):
+        raise RuntimeError(f"Expected a '{NAME}' device type for generator but found 'cpu' ({op.name()})")
     written = _written_arguments(traits, args, kwargs)
     streams.before_kernel(reads=inputs, writes=written, name=op.name())
     originals: dict[int, tuple[Tensor, Tensor]] = {}

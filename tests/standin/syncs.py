@@ -51,13 +51,14 @@ def record(name: str) -> None:
 
 
 def _calling_line() -> tuple[str, str]:
-    frames = traceback.extract_stack()
+    frames = traceback.extract_stack()[::-1]
     for source in SOURCES:
-        for frame in reversed(frames):
+        for i, frame in enumerate(frames):
             path = Path(frame.filename)
             if path.is_relative_to(ROOT / source) and not _is_own(path):
                 file = path.relative_to(ROOT)
-                return f"{file}:{frame.lineno}", f"{file} {frame.name}"
+                function = next(outer.name for outer in frames[i:] if not outer.name.startswith("<"))  # of <listcomp>
+                return f"{file}:{frame.lineno}", f"{file} {function}"
     return NOWHERE, NOWHERE
 
 

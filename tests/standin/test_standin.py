@@ -53,6 +53,25 @@ def test_a_tensor_of_the_host_is_refused(operation):
         operation(ones(3), torch.ones(3))
 
 
+@pytest.mark.parametrize(
+    "draw",
+    [
+        pytest.param(lambda x, rng: torch.randn(3, device=DEVICE, generator=rng), id="randn"),
+        pytest.param(lambda x, rng: torch.randint(5, (3,), device=DEVICE, generator=rng), id="randint"),
+        pytest.param(lambda x, rng: x.uniform_(generator=rng), id="uniform_"),
+        pytest.param(lambda x, rng: nn.init.orthogonal_(x[None], generator=rng), id="orthogonal_"),
+    ],
+)
+def test_a_generator_of_the_host_is_refused(draw):
+    with pytest.raises(RuntimeError, match="Expected a 'mock' device type for generator but found 'cpu'"):
+        draw(ones(3), torch.Generator())
+
+
+def test_numpy_gets_no_memory_of_the_device():
+    with pytest.raises(TypeError, match=r"Use Tensor\.cpu"):
+        ones(3).numpy()
+
+
 def test_copies_numbers_and_indices_of_the_host_are_allowed():
     x, host = ones(3), torch.arange(3.0)
     assert torch.equal(x.copy_(host).cpu(), host)
