@@ -24,9 +24,12 @@ from torch.nn.utils.parametrizations import _SpectralNorm
 from torch.nn.utils.parametrize import ParametrizationList
 from torch.nn.utils.spectral_norm import SpectralNorm as SpectralHook  # torch's older form
 
+from paragan.core.devices import backend_of
+
 # Largest matrices that are batched, in numbers: above, memory traffic takes the time, not the number of calls. Measured
-# on two CPU cores (1.0 times at 20,000 numbers, 1.3 times faster at 2,000); a guess for other devices.
-MAX_BATCHED_NUMBERS = {"cpu": 1 << 14, "cuda": 1 << 20}
+# on two CPU cores (1.0 times at 20,000 numbers, 1.3 times faster at 2,000); a guess for devices with streams.
+MAX_BATCHED_NUMBERS = 1 << 14
+MAX_BATCHED_NUMBERS_ON_STREAMS = 1 << 20
 
 
 def add_spectral_norm(module: nn.Module) -> nn.Module:
@@ -80,7 +83,9 @@ def power_iteration(net: nn.Module) -> None:
 def _iterate_batched(norms: tuple[_SpectralNorm, ...], matrices: tuple[Tensor, ...]) -> None:
     """Run torch's power iteration on layers whose matrices all are [O, I]; large ones one by one."""
     first = norms[0]
-    if len(norms) == 1 or matrices[0].numel() > MAX_BATCHED_NUMBERS.get(matrices[0].device.type, 0):
+    has_streams = backend_of(matrices[0].device).has_streams
+    max_numbers = MAX_BATCHED_NUMBERS_ON_STREAMS if has_streams else MAX_BATCHED_NUMBERS
+    if len(norms) == 1 or matrices[0].numel() > max_numbers:
         for norm, matrix in zip(norms, matrices):
             norm._power_method(matrix, norm.n_power_iterations)
         return

@@ -7,7 +7,7 @@ is evaluated, with the buffers of rank 0. Under async some ranks train G and oth
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import torch
 
@@ -62,24 +62,42 @@ def count_ranks(group: Group, is_included: bool) -> float:
     return float(number)
 
 
-def consensus_distance(session: Session) -> dict[str, float]:
-    """Return `Consensus/PLAYER`: the root mean square over ranks of the distance to the mean, relative to its norm.
+def consensus_terms(session: Session) -> dict[str, torch.Tensor]:
+    """Return the terms of `consensus_distance`, on the device: `PLAYER/distance_sq` of this rank, `PLAYER/mean_norm`.
 
     Empty if ranks are replicas. All ranks call this together.
     """
     if session.role.replicated:
         return {}
     group = session.world.all_ranks
-    distances: dict[str, float] = {}
+    terms: dict[str, torch.Tensor] = {}
     for player in session.game.players:
         is_trained = player in session.role.trained_players
-        ranks = count_ranks(group, is_trained)
         mean = player.flat.params * is_trained
         group.all_reduce_sum(mean).wait()
-        mean /= ranks
-        squares = (player.flat.params - mean).double().square().sum().cpu()[None] * is_trained
+        mean /= count_ranks(group, is_trained)
+        terms[f"{player.name}/distance_sq"] = (player.flat.params - mean).double().square().sum()[None] * is_trained
+        terms[f"{player.name}/mean_norm"] = mean.double().norm()
+    return terms
+
+
+def consensus_distance(session: Session, terms: Mapping[str, torch.Tensor]) -> dict[str, float]:
+    """Return `Consensus/PLAYER`: the root mean square over ranks of the distance to the mean, relative to its norm.
+
+    Empty if ranks are replicas. All ranks call this together.
+
+    Args:
+        terms: those of this rank, on the host.
+    """
+    if session.role.replicated:
+        return {}
+    group = session.world.all_ranks
+    distances: dict[str, float] = {}
+    for player in session.game.players:
+        ranks = count_ranks(group, player in session.role.trained_players)
+        squares = terms[f"{player.name}/distance_sq"].clone()
         group.all_reduce_sum(squares).wait()
-        distances[f"Consensus/{player.name}"] = float((squares / ranks).sqrt() / mean.double().norm().cpu())
+        distances[f"Consensus/{player.name}"] = float((squares / ranks).sqrt() / terms[f"{player.name}/mean_norm"])
     return distances
 
 

@@ -13,9 +13,11 @@ from collections.abc import Callable, Generator, Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from paragan.comm.world import World
 from paragan.core.devices import backend_of
+from paragan.core.host_copy import copy_to_host
 from paragan.core.types import Loss
 from paragan.game.player import Player
 from paragan.game.turn import Turn
@@ -42,7 +44,7 @@ class StatsCollector:
         self.staleness = role.staleness if role else {}
         self.is_split = role is not None and role.is_split
         self.lags: dict[str, list[int]] = {}
-        self._sums: dict[str, torch.Tensor] = {}
+        self._sums: dict[str, Tensor] = {}
         self._counts: dict[str, int] = {}
         self.data_wait_s = 0.0
         self._start = time.perf_counter()
@@ -82,6 +84,25 @@ class StatsCollector:
             for name, value in named.items():
                 self._sums[name] = self._sums.get(name, 0) + value.double() * lanes
                 self._counts[name] = self._counts.get(name, 0) + lanes
+
+    def read_device(self, measure: Callable[[], Mapping[str, Tensor]]) -> dict[str, Tensor]:
+        """Copy the sums of the losses to the host, and in the same copy what `measure` computes on the device.
+
+        This is the one time in a tick that the host waits for the device. The time of `measure` is left out of the
+        images per second.
+
+        Returns:
+            What `measure` returned, on the host.
+        """
+        backend = backend_of(self.world.device)
+        start = backend.record_time()
+        measured = measure()
+        end = backend.record_time()
+        host = copy_to_host(self._sums | dict(measured))
+        self._sums = {name: host[name] for name in self._sums}
+        if measured:
+            self._excluded_s += backend.elapsed_s(start, end)
+        return {name: host[name] for name in measured}
 
     def tick(self, images: int, step: int) -> dict[str, float]:
         """Return the line of stats.jsonl for the time since the last tick, and start the next. All ranks call this."""
@@ -142,7 +163,8 @@ class StatsCollector:
         for name in names:
             self._sums.setdefault(name, torch.zeros((), dtype=torch.float64))
             self._counts.setdefault(name, 0)
-        sums = torch.stack([self._sums[name].cpu() for name in names])
+        host = copy_to_host(self._sums)
+        sums = torch.stack([host[name] for name in names])
         counts = torch.tensor([self._counts[name] for name in names], dtype=torch.float64)
         both = torch.stack([sums, counts])
         self.world.all_ranks.all_reduce_sum(both).wait()

@@ -14,9 +14,10 @@ from advice import advises
 from paragan.comm.launch_info import LaunchInfo
 from paragan.comm.world import World
 from paragan.core.errors import UsageError
+from paragan.core.host_copy import copy_to_host
 from paragan.plan.virtual_world import VirtualWorld
 from paragan.strategies.base import assign_lanes
-from paragan.train.averaged_model import averaged_networks, consensus_distance
+from paragan.train.averaged_model import averaged_networks, consensus_distance, consensus_terms
 from paragan.train.loop import play_round
 
 spec = importlib.util.spec_from_file_location("table", Path(__file__).with_name("table.py"))
@@ -74,7 +75,7 @@ def test_evaluated_networks_are_the_mean_over_ranks(pool, settings):
         for _ in range(3):
             play_round(s)
         before = tiny_run.session_state(s)
-        distances = consensus_distance(s)
+        distances = consensus_distance(s, copy_to_host(consensus_terms(s)))
         with averaged_networks(s):
             mean = tiny_run.session_state(s)
         return before, mean, distances, tiny_run.is_equal(before, tiny_run.session_state(s))

@@ -13,12 +13,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from paragan.core.errors import Diverged
 from paragan.core.jsonl import JsonlFile
 from paragan.data.bad_samples import BadSamples
 from paragan.data.dataset import Dataset
 from paragan.strategies import lag_trace
-from paragan.train.averaged_model import consensus_distance
+from paragan.train.averaged_model import consensus_distance, consensus_terms
 from paragan.train.console import RunConsole
 from paragan.train.health.monitor import HealthMonitor
 from paragan.train.session import Session, has_crossed_kimg
@@ -58,9 +60,18 @@ class LogCallback:
         if self._last_step == session.clock.step:
             return
         self._last_step = session.clock.step
+        consensus: dict[str, Tensor] = {}
+        health: dict[str, Tensor] = {}
+
+        def measure() -> dict[str, Tensor]:
+            consensus.update(consensus_terms(session))
+            health.update(self.health_monitor.measure_signals(session))
+            return consensus | health
+
+        host = session.stats.read_device(measure)
         line = session.stats.tick(session.clock.images, session.clock.step)
-        line |= consensus_distance(session)
-        line |= self.health_monitor.measure_signals(session)
+        line |= consensus_distance(session, host)
+        line |= self.health_monitor.reduce_signals(session, {name: host[name] for name in health})
         if session.world.is_main:
             decisions = session.lanes.pop_decisions()
             self.stats_file.append(line | ({"Data/decisions": decisions} if decisions else {}))

@@ -7,10 +7,12 @@ ranks only learn whether to go back to a checkpoint.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from paragan.config.sections import HealthOptions, RollbackOptions
 from paragan.core.errors import UsageError
@@ -39,9 +41,13 @@ class HealthMonitor:
     _rows: list[Row] | None = None
     _reported_kinds: set[str] = field(default_factory=set[str])
 
-    def measure_signals(self, session: Session) -> dict[str, float]:
-        """Return the `Health/` values of a line of stats. All ranks call this."""
-        return self.signals(session) if self.options.enabled else {}
+    def measure_signals(self, session: Session) -> dict[str, Tensor]:
+        """Return what this rank adds to the `Health/` values of a line of stats, on the device."""
+        return self.signals.measure(session) if self.options.enabled else {}
+
+    def reduce_signals(self, session: Session, local: Mapping[str, Tensor]) -> dict[str, float]:
+        """Return the `Health/` values of a line of stats. All ranks call this, with `measure_signals` on the host."""
+        return self.signals.reduce(session, local) if self.options.enabled else {}
 
     def __call__(self, session: Session, line: Row) -> None:
         """Judge the line that was just written. All ranks call this.

@@ -26,6 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from paragan.core.devices import backend_of
+from paragan.core.host_copy import copy_to_host
 from paragan.core.types import Batch, run_discriminator
 from paragan.game.game import Game
 from paragan.game.player import Player
@@ -53,13 +54,25 @@ class HealthSignals:
 
     def __call__(self, session: Session) -> dict[str, float]:
         """Return the `Health/` values, the same on all ranks. All ranks call this together."""
+        return self.reduce(session, copy_to_host(self.measure(session)))
+
+    def measure(self, session: Session) -> dict[str, Tensor]:
+        """Return the sums of this rank, on the device. Does not wait for it."""
         local: dict[str, Tensor] = {}
         for player in session.game.players:
             for name, value in self._player_sums(session, player):
                 local[f"{player.name}/{name}"] = value
         local |= _probe_game(session)
         local |= self._label_texture_sums(session)
-        vector = torch.cat([value.double().reshape(-1).cpu() for value in local.values()])
+        return local
+
+    def reduce(self, session: Session, local: Mapping[str, Tensor]) -> dict[str, float]:
+        """Return the `Health/` values, the same on all ranks. All ranks call this together.
+
+        Args:
+            local: what `measure` returned, as float64 on the host.
+        """
+        vector = torch.cat([value.reshape(-1) for value in local.values()])
         session.world.all_ranks.all_reduce_sum(vector).wait()
         sums = vector.split([value.numel() for value in local.values()])
         return to_stats(dict(zip(local, sums)), session.role.replicated)
@@ -219,10 +232,12 @@ def within_label_variance(x: Tensor, labels: Tensor | None) -> Tensor:
     """Return the variance of [N, F] about the mean of each label, summed over F; 0 if no label occurs twice."""
     if labels is None:
         labels = torch.zeros(len(x), dtype=torch.int64, device=x.device)
-    _, group = labels.unique(return_inverse=True)
-    counts = torch.bincount(group).double()
-    means = x.new_zeros(len(counts), x.shape[1]).index_add_(0, group, x) / counts[:, None]
-    return (x - means[group]).square().sum() / max(len(x) - len(counts), 1)
+    # a label is numbered by its first image: `unique` would make the host wait for the device
+    group = (labels[:, None] == labels).int().argmax(1)
+    counts = x.new_zeros(len(x)).index_add_(0, group, x.new_ones(len(x)))
+    means = torch.zeros_like(x).index_add_(0, group, x) / counts.clamp(min=1)[:, None]
+    degrees_of_freedom = (len(x) - (counts > 0).sum()).clamp(min=1)
+    return (x - means[group]).square().sum() / degrees_of_freedom
 
 
 @contextlib.contextmanager
