@@ -17,7 +17,7 @@ from torch import Tensor
 
 from paragan.comm.world import World
 from paragan.core.devices import backend_of
-from paragan.core.host_copy import copy_to_host
+from paragan.core.host_copies import copy_to_host
 from paragan.core.types import Loss
 from paragan.game.player import Player
 from paragan.game.turn import Turn

@@ -68,7 +68,7 @@ def test_equals_a_simulation_of_all_ranks(pool, sync_period):
 
 def test_teams_average_separately(pool):
     """Two ranks of G and two of D differ within a period; the mean of each team is evaluated."""
-    from paragan.core.host_copy import copy_to_host
+    from paragan.core.host_copies import copy_to_host
     from paragan.train.averaged_model import averaged_networks, consensus_distance, consensus_terms
 
     run = tiny_run.make_run("strategy=async", "strategy.split='2:2'", "strategy.sync_period=2", *NO_WRAPPER)

@@ -14,7 +14,7 @@ from advice import advises
 from paragan.comm.launch_info import LaunchInfo
 from paragan.comm.world import World
 from paragan.core.errors import UsageError
-from paragan.core.host_copy import copy_to_host
+from paragan.core.host_copies import copy_to_host
 from paragan.plan.virtual_world import VirtualWorld
 from paragan.strategies.base import assign_lanes
 from paragan.train.averaged_model import averaged_networks, consensus_distance, consensus_terms

@@ -26,7 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from paragan.core.devices import backend_of
-from paragan.core.host_copy import copy_to_host
+from paragan.core.host_copies import copy_to_host
 from paragan.core.types import Batch, run_discriminator
 from paragan.game.game import Game
 from paragan.game.player import Player
