@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from paragan.core.host_copies import HostCopy, copy_to_device
 from paragan.eval.features import FeatureSpace
 from paragan.eval.frechet import Gaussian, RunningMoments
 from paragan.eval.inception_score import InceptionScoreSums
@@ -48,7 +49,7 @@ class FeatureBatch(NamedTuple):
     rows: range
     images: Tensor  # uint8 [n, C, H, W]
     features: Tensor  # float32 [n, F]
-    labels: Tensor | None  # int64 [n]
+    labels: Tensor | None  # int64 [n], on the host
 
 
 class Accumulator(Protocol):
@@ -115,8 +116,11 @@ class ClassGaussianAcc:
 
     def update(self, state: list[RunningMoments], feature_pass: FeaturePass, batch: FeatureBatch) -> None:
         assert batch.labels is not None
-        for label in batch.labels.unique().tolist():
-            state[label].update(batch.features[batch.labels == label])
+        order = batch.labels.argsort(stable=True)
+        labels, counts = batch.labels.unique(return_counts=True)
+        by_label = batch.features[copy_to_device(order, batch.features.device)].split(counts.tolist())
+        for label, features in zip(labels.tolist(), by_label, strict=True):
+            state[label].update(features)
 
     def compute(
         self, state: list[RunningMoments], feature_pass: FeaturePass, group: ReduceGroup
@@ -176,8 +180,9 @@ class AccuracyAcc:
 
     def update(self, state: Tensor, feature_pass: FeaturePass, batch: FeatureBatch) -> None:
         assert batch.labels is not None
-        correct = feature_pass.space.logits(batch.features).argmax(1) == batch.labels
-        state.index_add_(0, batch.labels, torch.stack([correct, torch.ones_like(correct)], 1).double())
+        labels = copy_to_device(batch.labels, batch.features.device)
+        correct = feature_pass.space.logits(batch.features).argmax(1) == labels
+        state.index_add_(0, labels, torch.stack([correct, torch.ones_like(correct)], 1).double())
 
     def compute(self, state: Tensor, feature_pass: FeaturePass, group: ReduceGroup) -> Tensor:
         group.all_reduce_sum(state).wait()
@@ -193,23 +198,24 @@ class ImageAcc:
     metrics: str = "cas"
     needs_labels: bool = True
 
-    def init(self, feature_pass: FeaturePass) -> list[tuple[Tensor, Tensor]]:
+    def init(self, feature_pass: FeaturePass) -> list[tuple[HostCopy, Tensor]]:
         return []
 
-    def update(self, state: list[tuple[Tensor, Tensor]], feature_pass: FeaturePass, batch: FeatureBatch) -> None:
+    def update(self, state: list[tuple[HostCopy, Tensor]], feature_pass: FeaturePass, batch: FeatureBatch) -> None:
         assert batch.labels is not None
         quota = self._images_per_block(feature_pass)
-        state.append((feature_pass.space.preprocess(batch.images[:quota]).cpu(), batch.labels[:quota].cpu()))
+        state.append((HostCopy(feature_pass.space.preprocess(batch.images[:quota])), batch.labels[:quota]))
 
     def compute(
-        self, state: list[tuple[Tensor, Tensor]], feature_pass: FeaturePass, group: ReduceGroup
+        self, state: list[tuple[HostCopy, Tensor]], feature_pass: FeaturePass, group: ReduceGroup
     ) -> tuple[Tensor, Tensor]:
         """Return all images, uint8 [N, C, H, W], and labels, int64 [N]."""
         quota = self._images_per_block(feature_pass)
         blocks, rest = divmod(feature_pass.count, feature_pass.block_size)
         count = blocks * quota + min(rest, quota)
-        shape = broadcast_from_rank0(group, torch.tensor(state[0][0].shape[1:] if state else (0, 0, 0)))
-        local = [torch.zeros(0, int(shape.prod()), dtype=torch.uint8), *(images.flatten(1) for images, _ in state)]
+        images = [copy.wait() for copy, _ in state]
+        shape = broadcast_from_rank0(group, torch.tensor(images[0].shape[1:] if images else (0, 0, 0)))
+        local = [torch.zeros(0, int(shape.prod()), dtype=torch.uint8), *(block.flatten(1) for block in images)]
         labels = [torch.zeros(0, dtype=torch.long), *(labels for _, labels in state)]
         all_images = gather_all(FeatureShard(torch.cat(local), count, quota), group)
         all_labels = gather_all(FeatureShard(torch.cat(labels)[:, None], count, quota), group)

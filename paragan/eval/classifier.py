@@ -25,6 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from paragan.core.errors import UsageError
+from paragan.core.host_copies import copy_to_device
 from paragan.core.image_shape import ImageSize
 from paragan.eval import result_cache
 from paragan.eval.feature_stats import ImageArray
@@ -131,7 +132,8 @@ def train_classifier(
         device: Where to train.
         on_step: Called after every step.
     """
-    with torch.random.fork_rng(devices=[]), torch.autocast(torch.device(device).type, enabled=False):
+    device = torch.device(device)
+    with torch.random.fork_rng(devices=[]), torch.autocast(device.type, enabled=False):
         torch.manual_seed(training.seed)
         net = ResNet20(images.shape[1], classes).to(device).train()
         steps = training.num_steps(len(images))
@@ -140,8 +142,8 @@ def train_classifier(
         )
         scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, training.lr, steps + 1)
         for rows in _batches(len(images), training, steps):
-            x = _random_shift(images[rows]).to(device)
-            y = labels[rows].to(device)
+            x = copy_to_device(_random_shift(images[rows]), device)
+            y = copy_to_device(labels[rows], device)
             loss = F.cross_entropy(net.logits(net(x)), y)
             optimizer.zero_grad()
             loss.backward()
@@ -176,10 +178,11 @@ def _random_shift(images: Tensor) -> Tensor:
 
 def count_correct(net: ResNet20, images: Tensor, labels: Tensor, device: torch.device | str = "cpu") -> Tensor:
     """Return [classes, 2] float64: the number of correctly classified images of each class, and of all its images."""
+    device = torch.device(device)
     counts = torch.zeros(net.linear.out_features, 2, dtype=torch.float64)
     with torch.no_grad():
         for x, y in zip(images.split(500), labels.split(500), strict=True):
-            correct = net.logits(net(x.to(device))).argmax(1).cpu() == y
+            correct = net.logits(net(copy_to_device(x, device))).argmax(1).cpu() == y
             counts.index_add_(0, y, torch.stack([correct, torch.ones_like(correct)], 1).double())
     return counts
 

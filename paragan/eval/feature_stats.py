@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from paragan.core.errors import UsageError
+from paragan.core.host_copies import copy_to_device
 from paragan.eval.accumulators import Accumulator, AccumulatorResults, FeatureBatch, FeaturePass
 from paragan.eval.features import FeatureSpace
 from paragan.eval.sharding import EvaluationAborted, ReduceGroup, all_ranks, block_shards, broadcast_from_rank0
@@ -78,18 +79,19 @@ def extract(
     states = {accumulator: accumulator.init(feature_pass) for accumulator in accumulators}
     if not any(accumulator.needs_labels for accumulator in accumulators):
         labels = None
-    num_nonfinite = torch.zeros(1)
+    num_nonfinite = torch.zeros(1, device=device)
     shape = tuple(0 for _ in space.array_shape) or (0, 0, 0)
     for rows in _local_blocks(feature_pass, group):
         images = _check_images(sample(rows), len(rows), space)
         shape = tuple(images.shape[1:])
-        images = images.to(device)
-        y = None if labels is None else _check_labels(labels(rows), rows, feature_pass.classes).to(device)
+        images = copy_to_device(images, device)
+        y = None if labels is None else _check_labels(labels(rows), rows, feature_pass.classes)
         batch = FeatureBatch(rows, images, space(images), y)
-        num_nonfinite += float(not batch.features.isfinite().all())
+        num_nonfinite += batch.features.isfinite().all().logical_not()
         for accumulator, state in states.items():
             accumulator.update(state, feature_pass, batch)
-    shape = tuple(broadcast_from_rank0(group, torch.tensor(shape, device=device)).tolist())
+    shape = tuple(broadcast_from_rank0(group, torch.tensor(shape)).tolist())
+    num_nonfinite = num_nonfinite.cpu()
     group.all_reduce_sum(num_nonfinite).wait()
     if num_nonfinite:  # on all ranks if on one
         raise UsageError(f"space={space.name}: returned features that are not finite. Use finite images and weights")

@@ -17,7 +17,7 @@ from scipy.linalg import lapack
 from torch import Tensor
 
 from paragan.core.errors import UsageError
-from paragan.eval.sharding import SINGLE, ReduceGroup
+from paragan.eval.sharding import SINGLE, ReduceGroup, sum_over_ranks
 
 CHUNK_ROWS = 512  # added at once, whatever the size of updates
 TILE_COLUMNS = 512  # columns of a covariance updated at once
@@ -80,12 +80,12 @@ class RunningMoments:
             self._pending = []
         offset = self.total / max(self.count, 1)
         own_mean = offset if self.origin is None else self.origin + offset
-        sums = torch.cat([own_mean * self.count, own_mean.new_tensor([self.count])])
-        group.all_reduce_sum(sums).wait()
-        count = int(sums[-1])
+        count = int(sum_over_ranks(group, self.count))
+        total = own_mean * self.count
+        group.all_reduce_sum(total).wait()
         if count < 2:
             return None
-        mean = sums[:-1] / count
+        mean = total / count
         shift = own_mean - mean
         products = self.products.tril() + self.products.tril(-1).T
         scatter = products - self.count * (torch.outer(offset, offset) - torch.outer(shift, shift))
@@ -114,18 +114,24 @@ def frechet_distance(a: Gaussian, b: Gaussian) -> FrechetDistance:
     length (Higham and Mary 2019).
     """
     a, b = sorted((a, b), key=lambda g: g.count)  # the smaller problem factors the lower rank
-    s = a.covariance.cpu()
-    t = b.covariance.cpu()
+    a_mean, s = _on_host(a)
+    b_mean, t = _on_host(b)
     lower, residual = pivoted_cholesky(s)
     eigenvalues = torch.linalg.eigvalsh(lower.T @ t @ lower).clamp(min=0)
     eigenvalues = eigenvalues[max(0, len(eigenvalues) - (b.count - 1)) :]
     rounding = EPS * len(s) ** 0.5
     eigenvalue_error = t.norm().item() * (residual + rounding * s.norm().item())
-    mean_distance = (a.mean - b.mean).square().sum().item()
+    mean_distance = (a_mean - b_mean).square().sum().item()
     traces = (s.trace() + t.trace()).item()
     value = mean_distance + traces - 2 * eigenvalues.sqrt().sum().item()
     error = 2 * _root_sum_error(eigenvalues, eigenvalue_error) + rounding * (mean_distance + traces)
     return FrechetDistance(max(value, 0.0), error)
+
+
+def _on_host(gaussian: Gaussian) -> tuple[Tensor, Tensor]:
+    """Return mean and covariance on the host, copied at once."""
+    rows = torch.cat([gaussian.mean[None], gaussian.covariance]).cpu()
+    return rows[0], rows[1:]
 
 
 def pivoted_cholesky(covariance: Tensor) -> tuple[Tensor, float]:

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from paragan.core.host_copies import copy_to_device
 from paragan.eval.sharding import SINGLE, ReduceGroup
 
 
@@ -16,7 +17,7 @@ class InceptionScoreSums:
         order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
         split = torch.empty_like(order)
         split[order] = torch.arange(count) // -(-count // splits)
-        self.split = split.to(device)  # [count], the split of each image
+        self.split = copy_to_device(split, torch.device(device))  # [count], the split of each image
         self.sums = torch.zeros(splits, num_logits + 2, dtype=torch.float64, device=device)  # p(y|x), entropies, images
 
     def update(self, rows: range, logits: Tensor) -> None:
@@ -28,7 +29,8 @@ class InceptionScoreSums:
     def compute(self, group: ReduceGroup = SINGLE) -> float:
         """Return exp of the mean KL(p(y|x) | p(y)), averaged over splits; between 1 and K. Every rank calls it."""
         group.all_reduce_sum(self.sums).wait()
-        sums = self.sums[self.sums[:, -1] > 0]
+        sums = self.sums.cpu()
+        sums = sums[sums[:, -1] > 0]
         means = sums[:, :-1] / sums[:, -1:]
         kl = torch.special.entr(means[:, :-1]).sum(1) - means[:, -1]
         return kl.exp().mean().item()

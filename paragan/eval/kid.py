@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from paragan.core.host_copies import copy_to_device
 from paragan.eval.sharding import SINGLE, FeatureShard, ReduceGroup
 
 WINDOW_ROWS = 8192  # rows that every rank holds at a time
@@ -32,7 +33,7 @@ def kid(
     """
     size = min(subset_size, real.count, fake.count)
     pairs = _draw_subsets(real.count, fake.count, subsets, size, seed)
-    real_rows, fake_rows = ([pair[side].to(real.local.device) for pair in pairs] for side in (0, 1))
+    real_rows, fake_rows = ([pair[side] for pair in pairs] for side in (0, 1))
     xx = _kernel_sums(real, real, real_rows, real_rows, group) - _diagonal_sums(real, real_rows, group)
     yy = _kernel_sums(fake, fake, fake_rows, fake_rows, group) - _diagonal_sums(fake, fake_rows, group)
     xy = _kernel_sums(real, fake, real_rows, fake_rows, group)
@@ -43,7 +44,7 @@ def kid(
 
 
 def _draw_subsets(n: int, m: int, subsets: int, size: int, seed: int) -> list[tuple[Tensor, Tensor]]:
-    """Return (rows of the reals, rows of the fakes) of each subset, `size` each."""
+    """Return (rows of the reals, rows of the fakes) of each subset, `size` each, on the host."""
     generator = torch.Generator().manual_seed(seed)
     pairs: list[tuple[Tensor, Tensor]] = []
     for _ in range(subsets):
@@ -63,6 +64,7 @@ def _kernel_sums(
         features = features.double()
         for i, (x, subset) in enumerate(zip(local_rows, subsets_b, strict=True)):
             in_window = subset[(subset >= window.start) & (subset < window.stop)] - window.start
+            in_window = copy_to_device(in_window, features.device)
             sums[i] += (a.local[x].double() @ features[in_window].T / features.shape[1] + 1).pow(3).sum()
     return sums
 
@@ -74,9 +76,9 @@ def _diagonal_sums(a: FeatureShard, subsets: list[Tensor], group: ReduceGroup) -
 
 
 def _local_rows(shard: FeatureShard, subsets: list[Tensor], group: ReduceGroup) -> list[Tensor]:
-    """Return, for each subset, the positions of its rows among this rank's rows."""
-    position = torch.full((shard.count,), -1, dtype=torch.long, device=shard.local.device)
-    rows = shard.rows(group)
-    position[rows] = torch.arange(len(rows), device=position.device)
+    """Return, for each subset, the positions of its rows among this rank's rows, where those are."""
+    position = torch.full((shard.count,), -1, dtype=torch.long)
+    rows = shard.host_rows(group)
+    position[rows] = torch.arange(len(rows))
     positions = [position[subset] for subset in subsets]
-    return [p[p >= 0] for p in positions]
+    return [copy_to_device(p[p >= 0], shard.local.device) for p in positions]

@@ -19,6 +19,7 @@ def intra_frechet(real: Sequence[Gaussian | None], fake: Sequence[Gaussian | Non
 
 def accuracies(counts: Tensor) -> tuple[float, list[float | None]]:
     """Return the accuracy over all images, and that of each class (None without images), from [classes, 2] counts."""
+    counts = counts.cpu()
     correct, total = counts.sum(0).tolist()
     return correct / total, [c / n if n else None for c, n in counts.tolist()]
 

@@ -55,14 +55,14 @@ def prdc(real: FeatureShard, fake: FeatureShard, k: int = 5, *, chunk: int = 102
         recalled[rows] |= (distances <= fake_radii[window.start : window.stop]).any(1)
     sums = torch.cat([torch.stack([recalled.sum(), covered.sum()]).double(), num_balls])
     group.all_reduce_sum(sums).wait()
-    recall, coverage = (sums[:2] / real.count).tolist()
     num_balls = sums[2:]
-    precision = (num_balls > 0).double().mean().item()
-    return PRDC(precision, recall, num_balls.mean().item() / k, coverage)
+    means = torch.stack([(num_balls > 0).double().mean(), num_balls.mean()])
+    recall, coverage, precision, density = torch.cat([sums[:2] / real.count, means]).tolist()
+    return PRDC(precision, recall, density / k, coverage)
 
 
-def _center_and_slack(real: FeatureShard, fake: FeatureShard, group: ReduceGroup) -> tuple[Tensor, float]:
-    """Return the mean of the reals [F], and a tolerance that is added to radii.
+def _center_and_slack(real: FeatureShard, fake: FeatureShard, group: ReduceGroup) -> tuple[Tensor, Tensor]:
+    """Return the mean of the reals [F], and a tolerance [] that is added to radii.
 
     Distances come from a matrix product, so equal vectors have a distance of up to 1e-8 of their length; they must
     count as inside.
@@ -74,7 +74,7 @@ def _center_and_slack(real: FeatureShard, fake: FeatureShard, group: ReduceGroup
     longest = lengths.amax(0, keepdim=True) if len(lengths) else lengths.new_zeros(1)
     gathered, work = group.all_gather(longest)
     work.wait()
-    return center, 1e-7 * gathered.max().item()
+    return center, 1e-7 * gathered.max()
 
 
 def _radii(shard: FeatureShard, center: Tensor, k: int, chunk: int, group: ReduceGroup) -> Tensor:

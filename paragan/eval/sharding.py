@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from paragan.core.errors import UsageError
+from paragan.core.host_copies import copy_to_device
 
 
 class Waitable(Protocol):
@@ -84,11 +85,14 @@ class FeatureShard:
     count: int
     block_size: int
 
-    def rows(self, group: ReduceGroup) -> Tensor:
-        """Return the indices of this rank's rows, int64 [n]."""
+    def host_rows(self, group: ReduceGroup) -> Tensor:
+        """Return the indices of this rank's rows, int64 [n] on the host."""
         blocks = block_shards(self.count, self.block_size, group.rank, group.size)
-        indices = [i for block in blocks for i in block]
-        return torch.tensor(indices, dtype=torch.long, device=self.local.device)
+        return torch.tensor([i for block in blocks for i in block], dtype=torch.long)
+
+    def rows(self, group: ReduceGroup) -> Tensor:
+        """Return the indices of this rank's rows, int64 [n] where the rows are."""
+        return copy_to_device(self.host_rows(group), self.local.device)
 
     def windows(self, group: ReduceGroup, max_rows: int) -> Iterator[tuple[range, Tensor]]:
         """Yield all rows in order, about `max_rows` at a time, on every rank: (their indices, rows [len, F]).
@@ -161,6 +165,11 @@ class EvaluationAborted(Exception):
 
 def all_ranks(group: ReduceGroup, condition: bool) -> bool:
     """Return whether `condition` is true on all ranks."""
-    votes = torch.tensor([float(condition)])
-    group.all_reduce_sum(votes).wait()
-    return int(votes) == group.size
+    return sum_over_ranks(group, float(condition)) == group.size
+
+
+def sum_over_ranks(group: ReduceGroup, value: float) -> float:
+    """Return the sum of a number of the host over ranks. No device is waited for."""
+    total = torch.tensor([value], dtype=torch.float64)
+    group.all_reduce_sum(total).wait()
+    return float(total)

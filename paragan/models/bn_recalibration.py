@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from paragan.core.host_copies import copy_to_device
 from paragan.core.rng import philox_generator
 from paragan.game.player import Player
 from paragan.models.sampler import DataSource, LatentSource
@@ -82,8 +83,8 @@ def _recompute_bn_stats(
         else:
             z = torch.from_numpy(rng.standard_normal((group_size, source.size), dtype=np.float32))
             rows = rng.integers(len(labels), size=group_size) if labels is not None else None
-        y = None if labels is None else torch.from_numpy(labels[rows]).to(device)
-        net(z.to(device), y)
+        y = None if labels is None else copy_to_device(torch.from_numpy(labels[rows]), device)
+        net(copy_to_device(z, device), y)
         for layer in layers:
             layer.apply_moments()
     for layer, (momentum, lane_batch) in zip(layers, saved_options):

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from paragan.core.host_copies import copy_to_device
 from paragan.models.sampler import Sampler
 
 
@@ -40,13 +41,13 @@ def sample_interpolated(
 
     weight: of the second label, a number or [N].
     """
-    z = z.to(sampler.device)
+    z = copy_to_device(z.contiguous(), sampler.device)
     if label_pair is None:
         return sampler.to_output(sampler.g(z, None)).cpu()
     a, b = (torch.full((len(z),), label, device=sampler.device) for label in label_pair)
     if label_pair[0] == label_pair[1]:
         return sampler.to_output(sampler.g(z, a)).cpu()
-    with blended_labels(sampler, b, torch.as_tensor(weight, device=sampler.device).expand(len(z))):
+    with blended_labels(sampler, b, copy_to_device(torch.as_tensor(weight), sampler.device).expand(len(z))):
         return sampler.to_output(sampler.g(z, a)).cpu()
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from paragan.core.errors import UsageError
+from paragan.core.host_copies import copy_to_device
 from paragan.core.rng import CPU, LaneRng, philox_generator
 from paragan.core.types import Batch
 from paragan.data.dataset import Dataset
@@ -123,10 +124,11 @@ class Sampler:
         """
         batches: list[Tensor] = []
         for start in range(0, len(indices), self.batch_size):
-            z = self.source(indices[start : start + self.batch_size], seed, truncation).to(self.device)
+            z = copy_to_device(self.source(indices[start : start + self.batch_size], seed, truncation), self.device)
             y = None
             if labels is not None:
-                y = torch.from_numpy(np.asarray(labels[start : start + self.batch_size], np.int64)).to(self.device)
+                y = torch.from_numpy(np.asarray(labels[start : start + self.batch_size], np.int64))
+                y = copy_to_device(y, self.device)
             batches.append(self.to_output(self.g(z, y)).cpu())
         return torch.cat(batches)
 

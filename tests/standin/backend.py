@@ -35,7 +35,9 @@ class StandInBackend(StreamBackend):
         weakref.finalize(array, memory.unpin, address)
 
     def pinned_copy(self, x: Tensor) -> Tensor:
-        copy = x.clone()
+        copy = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype).copy_(
+            x
+        )  # an expanded tensor is an error, as in torch
         address = copy.untyped_storage().data_ptr()
         memory.pin(address, copy.untyped_storage().nbytes())
         weakref.finalize(copy.untyped_storage(), memory.unpin, address)
