@@ -53,43 +53,32 @@ def dry_run(run: Run, ranks: int, reasons: list[str]) -> int:
 
 def _estimate_cost(game: CountedGame) -> list[str]:
     """Estimate the cost of all rounds, without that of a teacher, which would have to be loaded."""
-    from paragan.config.run import with_lanes
     from paragan.core.devices import backend_of, pick_device
     from paragan.plan.cost import estimate_run_cost, format_bytes
-    from paragan.plan.memory import fake_tensor_mode
-    from paragan.plan.round_cost import blank_dataset, build_tested_networks, estimate_round
-    from paragan.plan.virtual_world import VirtualWorld
-    from paragan.train.build import build_game
+    from paragan.plan.memory_advice import PeakEstimates, find_options, format_advice
+    from paragan.plan.round_cost import blank_dataset, build_roles, estimate_round, largest_stage
 
     run = game.run
-    largest_batch = max(batch for start, batch in run.stages if start < max(run.total_images, 1))
+    largest = dataclasses.replace(largest_stage(run), distill_from="")
     mean_round = 1.0  # mean over rounds of their size, relative to the largest
     if run.ramp:
-        mean_round = run.total_images / run.total_rounds / run.round_images * run.batch / largest_batch
-    g_batch = run.g_batch * largest_batch // run.batch
-    device = dataclasses.replace(run.device, capture_passes=False)  # there is nothing to record
-    run = dataclasses.replace(run, distill_from="", ramp=(), batch=largest_batch, g_batch=g_batch, device=device)
+        mean_round = run.total_images / run.total_rounds / run.round_images * run.batch / largest.batch
     blank = blank_dataset(game.dataset)
-    world = VirtualWorld(game.ranks)
-    with fake_tensor_mode():
-        built = build_game(run, build_tested_networks(run, blank, world), blank, world.device)
-        roles = [run.strategy.role(built, world, run.lanes)]
-        if roles[0].is_split:
-            g_ranks = roles[0].owner_ranks[1]
-            split_strategy = dataclasses.replace(run.strategy, split=f"{g_ranks}:{game.ranks - g_ranks}")
-            roles.append(split_strategy.role(built, VirtualWorld(game.ranks, g_ranks), run.lanes))
-    all_lanes = estimate_round(run, blank)
+    built, roles = build_roles(largest, blank, game.ranks)
+    all_lanes = estimate_round(largest, blank)
     rank_lanes = max(len(role.share.lanes) for role in roles)
-    one_rank = all_lanes if rank_lanes == run.lanes else estimate_round(with_lanes(run, rank_lanes), blank)
+    peak_of = PeakEstimates(blank, rank_lanes)
+    peak_bytes = all_lanes.peak_bytes if rank_lanes == run.lanes else peak_of(largest)
     cost = estimate_run_cost(
-        built, roles, rounds=game.rounds, round_flops=mean_round * all_lanes.flops, peak_bytes=one_rank.peak_bytes
+        built, roles, rounds=game.rounds, round_flops=mean_round * all_lanes.flops, peak_bytes=peak_bytes
     )
     lines = cost.to_lines()
     device = pick_device(run.device.kind)
-    backend = backend_of(device)
-    if backend.is_available() and one_rank.peak_bytes > backend.memory_bytes(device):
-        hint = "" if run.device.lanes_per_pass == 1 else ". Use --device.lanes_per_pass=1, which takes less"
-        lines.append(f"that is more than the {format_bytes(backend.memory_bytes(device))} of memory here{hint}")
+    memory = backend_of(device).memory_bytes(device)
+    if peak_bytes > memory:
+        simple = dataclasses.replace(run, distill_from="")
+        advice = format_advice(find_options(simple, peak_of, memory, lambda candidate: peak_of(candidate) <= memory))
+        lines.append(f"that is more than the {format_bytes(memory)} of memory here. {advice}")
     return lines
 
 

@@ -25,7 +25,7 @@ from paragan.cli.report import add_report_command
 from paragan.cli.sample import add_sample_command, add_serve_command
 from paragan.cli.train import EXAMPLES, add_recipes_command, add_train_command
 from paragan.comm.launch_info import LaunchInfo
-from paragan.core.errors import Interrupted, RunError, UsageError
+from paragan.core.errors import DeviceOutOfMemory, Interrupted, RunError, UsageError
 from paragan.core.version import __version__
 from paragan.train.local_launcher import LAUNCHER_PIPE_ENV, watch_launcher
 
@@ -56,6 +56,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         options, rest = build_parser().parse_known_args(arguments)
         return options.command(options, rest, arguments)
     except UsageError as error:
+        return _report_error(2, str(error), main_rank_only=error.same_on_all_ranks)
+    except DeviceOutOfMemory as error:
         return _report_error(2, str(error), main_rank_only=error.same_on_all_ranks)
     except RunError as error:
         return _report_error(1, str(error), main_rank_only=error.same_on_all_ranks)

@@ -7,6 +7,7 @@ that the user sets. `train_on_ranks` trains it: as one rank, as a rank of a laun
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import sys
 import textwrap
@@ -187,12 +188,14 @@ def train_on_ranks(
         return launch(ranks, without_ranks_option(arguments), tolerate_lost_ranks=tolerate_lost_ranks)
     if run.per_label:
         return _train_per_label(run, launch_info, request, reasons)
+    from paragan.plan.memory_advice import explain_out_of_memory
     from paragan.plan.select.choose import choose_strategy
     from paragan.plan.tune.layout_tuner import decide_layout
     from paragan.train.trainer import TrainJob
 
     decide = decide_layout if run.device.tune == "measured" else choose_strategy
-    job = TrainJob(run, launch_info, request, decide)
+    explain = functools.partial(explain_out_of_memory, has_named_dir=request.run_dir is not None)
+    job = TrainJob(run, launch_info, request, decide, explain)
 
     def train_in_world(world: World, console: RunConsole) -> None:
         for line in reasons:

@@ -112,6 +112,9 @@ class Backend:
             return False
         return True
 
+    def empty_cache(self, device: torch.device) -> None:
+        """Give back memory that torch keeps for later tensors."""
+
     def synchronize(self, device: torch.device) -> None:
         """Wait until all work queued on the device is done."""
 
@@ -215,6 +218,9 @@ class StreamBackend(Backend):
     def reset_peak_memory(self, device: torch.device) -> bool:
         self.module.reset_peak_memory_stats(device)
         return True
+
+    def empty_cache(self, device: torch.device) -> None:
+        self.module.empty_cache()
 
     def synchronize(self, device: torch.device) -> None:
         self.module.synchronize(device)

@@ -24,6 +24,10 @@ class RunError(Exception):
         self.same_on_all_ranks = same_on_all_ranks
 
 
+class DeviceOutOfMemory(RunError):
+    """A round does not fit into the memory of the device. Status 2; the message names settings that fit."""
+
+
 class Diverged(RunError):
     """Training diverged to values that are not finite; the same run again would end the same way."""
 

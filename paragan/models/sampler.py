@@ -124,13 +124,23 @@ class Sampler:
         """
         batches: list[Tensor] = []
         for start in range(0, len(indices), self.batch_size):
-            z = copy_to_device(self.source(indices[start : start + self.batch_size], seed, truncation), self.device)
-            y = None
-            if labels is not None:
-                y = torch.from_numpy(np.asarray(labels[start : start + self.batch_size], np.int64))
-                y = copy_to_device(y, self.device)
-            batches.append(self.to_output(self.g(z, y)).cpu())
+            rows = slice(start, start + self.batch_size)
+            z = self.source(indices[rows], seed, truncation)
+            y = None if labels is None else torch.from_numpy(np.asarray(labels[rows], np.int64))
+            batches += self._run(z, y)
         return torch.cat(batches)
+
+    def _run(self, z: Tensor, y: Tensor | None) -> list[Tensor]:
+        """Return the outputs of G on the host; in smaller batches where the device has too little memory."""
+        try:
+            labels = None if y is None else copy_to_device(y, self.device)
+            return [self.to_output(self.g(copy_to_device(z, self.device), labels)).cpu()]
+        except torch.OutOfMemoryError:
+            if len(z) == 1:
+                raise
+        half = len(z) // 2
+        first, second = (None, None) if y is None else (y[:half], y[half:])
+        return self._run(z[:half], first) + self._run(z[half:], second)
 
 
 @dataclass

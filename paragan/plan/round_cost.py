@@ -11,8 +11,11 @@ from paragan.comm.world import World
 from paragan.config.resolve import make_spec
 from paragan.config.run import Run, with_lanes
 from paragan.data.dataset import Dataset
-from paragan.plan.memory import RoundCost, estimate
-from paragan.train.build import Networks, build_networks
+from paragan.game.game import Game
+from paragan.plan.memory import RoundCost, estimate, fake_tensor_mode
+from paragan.plan.virtual_world import VirtualWorld
+from paragan.strategies.base import Role
+from paragan.train.build import Networks, build_game, build_networks
 from paragan.train.loop import play_round
 from paragan.train.session import Session, build_session
 
@@ -52,6 +55,35 @@ def play_one_round(run: Run, dataset: Dataset, world: World | None = None) -> Se
     session = build_session(run, world, dataset, build_tested_networks(run, dataset, world))
     play_round(session)
     return session
+
+
+def build_roles(run: Run, dataset: Dataset, ranks: int) -> tuple[Game, list[Role]]:
+    """Build the game of a run without storage, and the role that all ranks have, or one of each team."""
+    world = VirtualWorld(ranks)
+    with fake_tensor_mode():
+        game = build_game(run, build_tested_networks(run, dataset, world), dataset, world.device)
+        roles = [run.strategy.role(game, world, run.lanes)]
+        if roles[0].is_split:
+            g_ranks = roles[0].owner_ranks[1]
+            split_strategy = dataclasses.replace(run.strategy, split=f"{g_ranks}:{ranks - g_ranks}")
+            roles.append(split_strategy.role(game, VirtualWorld(ranks, g_ranks), run.lanes))
+    return game, roles
+
+
+def count_rank_lanes(run: Run, dataset: Dataset, ranks: int) -> int:
+    """Return the number of lanes of the rank that has most."""
+    _, roles = build_roles(run, dataset, ranks)
+    return max(len(role.share.lanes) for role in roles)
+
+
+def largest_stage(run: Run) -> Run:
+    """Return a run without ramp, whose batch is the largest that the run reaches, and G's grown with it.
+
+    Its passes are not captured: a round is played once.
+    """
+    batch = max(batch for start, batch in run.stages if start < max(run.total_images, 1))
+    device = dataclasses.replace(run.device, capture_passes=False)
+    return dataclasses.replace(run, ramp=(), batch=batch, g_batch=run.g_batch * batch // run.batch, device=device)
 
 
 def blank_dataset(dataset: Any) -> Any:

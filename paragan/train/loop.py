@@ -27,6 +27,8 @@ import time
 from collections.abc import Generator
 from dataclasses import replace
 
+import torch
+
 from paragan.comm.process_group import CommunicationError
 from paragan.core.errors import Interrupted, RunError, UsageError
 from paragan.game.turn import play_turns, start_exchanges
@@ -165,8 +167,8 @@ def report_errors(session: Session) -> Generator[None]:
         if world.size > 1 and str(error).endswith(STOPPED_WAITING):
             world.abandon()  # other ranks may be within the round, waiting for messages of this one
         raise
-    except (KeyboardInterrupt, RollbackRequested):
-        raise
+    except (KeyboardInterrupt, RollbackRequested, torch.OutOfMemoryError):
+        raise  # trainer.py explains what needs too much memory, and then tells the others
     except BaseException as error:
         world.report_failure(error, clock.step)
         raise

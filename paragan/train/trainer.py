@@ -28,7 +28,7 @@ from paragan.config.run import Run
 from paragan.config.validate import (
     describe_unused_length,
 )
-from paragan.core.errors import UsageError
+from paragan.core.errors import DeviceOutOfMemory, UsageError
 from paragan.core.jsonl import JsonlFile
 from paragan.data.dataset import Dataset
 from paragan.report.page import write_report
@@ -67,6 +67,8 @@ from paragan.train.session import (
 
 # (run, dataset, world, request, console) -> the run with everything decided that was left open
 DecideFn = Callable[[Run, Dataset, World, RunDirRequest, RunConsole], Run]
+# (run, dataset, world, torch's reason) -> the error of a run that ran out of memory on the device of this rank
+ExplainFn = Callable[[Run, Dataset, World, str], DeviceOutOfMemory]
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,7 @@ class TrainJob:
     """What a train command asks of one rank.
 
     decide   : completes a run whose strategy or settings were left open, before training starts
+    explain  : says which settings would fit, if the device runs out of memory
     existing : the running run that this rank joins, set by `join_world`
     """
 
@@ -90,6 +93,7 @@ class TrainJob:
     launch_info: LaunchInfo
     request: RunDirRequest
     decide: DecideFn | None = None
+    explain: ExplainFn | None = None
     existing: RunningRun | None = None
 
     def join_world(self, device: torch.device) -> World:
@@ -146,7 +150,7 @@ class TrainJob:
         """Train to the end of the run. Returns the run folder."""
         if self.existing:
             return join_running(self.existing, world, console)
-        return train(self.run, world, self.request, console, self.decide)
+        return train(self.run, world, self.request, console, self.decide, self.explain)
 
 
 def join_running(existing: RunningRun, world: World, console: RunConsole) -> Path:
@@ -166,7 +170,14 @@ def join_running(existing: RunningRun, world: World, console: RunConsole) -> Pat
     return existing.run_dir.path
 
 
-def train(run: Run, world: World, request: RunDirRequest, console: RunConsole, decide: DecideFn | None = None) -> Path:
+def train(
+    run: Run,
+    world: World,
+    request: RunDirRequest,
+    console: RunConsole,
+    decide: DecideFn | None = None,
+    explain: ExplainFn | None = None,
+) -> Path:
     """Train the run of a record on this rank. Every rank of the world calls this. Returns the run folder."""
     set_threads(run.device, world)
     prepared = prepare_on_all_ranks(run, world)
@@ -188,7 +199,7 @@ def train(run: Run, world: World, request: RunDirRequest, console: RunConsole, d
             console.print(f"one rank sends nothing: the {run.strategy.wire.name} wire has no effect")
         for note in describe_unused_length(run):
             console.print(note)
-        train_in_dir(run_dir, run, world, dataset, console)
+        train_in_dir(run_dir, run, world, dataset, console, explain=explain)
         return run_dir.path
 
 
@@ -199,6 +210,7 @@ def train_in_dir(
     dataset: Dataset,
     console: RunConsole,
     extra_callbacks: Sequence[Callback] = (),
+    explain: ExplainFn | None = None,
 ) -> tuple[Session, str]:
     """Train in a folder that this process owns, until the folder is complete.
 
@@ -207,12 +219,21 @@ def train_in_dir(
 
     Returns:
         The session at its end, and the signal that asked for the end too late for it ("" if none did).
+
+    Raises:
+        DeviceOutOfMemory: the device of this rank has too little memory.
     """
     while True:
         try:
             return train_from_checkpoint(run_dir, run, world, dataset, console, extra_callbacks)
         except RollbackRequested as rollback_request:
             roll_back(run_dir, run.on_divergence, world, console, rollback_request)
+        except torch.OutOfMemoryError as error:
+            reason = str(error).partition("\n")[0]
+            break
+    # not inside `except`: the error holds the tensors of the run, and which settings fit is tried on the device
+    error = explain(run, dataset, world, reason) if explain else DeviceOutOfMemory(reason)
+    raise DeviceOutOfMemory(world.report_failure(error))
 
 
 def train_from_checkpoint(

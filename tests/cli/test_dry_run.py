@@ -98,19 +98,19 @@ def test_many_passes_are_estimated_from_a_few(settings, lanes, merge):
 
 
 def test_too_much_memory_is_reported(monkeypatch):
-    arguments = ["train", "digits", "-n", "--nets.width=8", "--device.kind=cpu"]
+    arguments = ["train", "digits", "-n", "--nets.width=8", "--batch=64", "--lanes=4", "--device.kind=cpu"]
     assert "memory here" not in run_cli(*arguments).out
-    monkeypatch.setattr(type(BACKENDS["cpu"]), "memory_bytes", lambda self, device: 10**6)
+    monkeypatch.setattr(type(BACKENDS["cpu"]), "memory_bytes", lambda self, device: 700_000)
     case = Case(
         "",
-        "that is more than the 1 MB of memory here. Use --device.lanes_per_pass=1, which takes less",
-        ("--device.lanes_per_pass=1",),
+        "that is more than the 700 kB of memory here. Use --batch=20, or --device.lanes_per_pass=1",
+        ("--batch=20", "--device.lanes_per_pass=1"),
     )
     assert case.advice in run_cli(*arguments).out
     for follow in case.follow:
         assert "memory here" not in run_cli(*change(arguments, follow)).out
     monkeypatch.setattr(type(BACKENDS["cpu"]), "memory_bytes", lambda self, device: 10**5)
-    assert run_cli(*arguments, "--device.lanes_per_pass=1").out.endswith(" of memory here\n")
+    assert run_cli(*arguments, "--device.lanes_per_pass=1").out.endswith("or smaller networks\n")
     assert run_cli(*arguments[:4], "--device.kind=cuda").status == 2
 
 

@@ -33,7 +33,6 @@ from standin import autocast, memory, streams, syncs
 NAME = "mock"
 META, PRIVATE_USE_1 = 14, 20  # of c10/core/DeviceType.h
 UNCHECKED_SET_DEVICE, EXCHANGE_STREAM = 4, 9  # virtual functions of c10/core/impl/DeviceGuardImplInterface.h
-MEMORY_BYTES = 8 << 30
 DL_CPU, DL_EXTENSION = 1, 12  # device types of DLPack
 CPU = torch.device("cpu")
 HOST_INDICES_ALLOWED = {"aten::index", "aten::index_put_", "aten::_index_put_impl_", "aten::index_put"}
@@ -82,11 +81,14 @@ class DeviceModule:
     def max_memory_allocated(self, device: object = 0) -> int:
         return memory.peak_bytes()
 
+    def empty_cache(self) -> None:
+        pass
+
     def reset_peak_memory_stats(self, device: object = 0) -> None:
         memory.reset_peak()
 
     def get_device_properties(self, device: object = 0) -> SimpleNamespace:
-        return SimpleNamespace(name=self.get_device_name(), total_memory=MEMORY_BYTES)
+        return SimpleNamespace(name=self.get_device_name(), total_memory=memory.limit_bytes)
 
     def _is_in_bad_fork(self) -> bool:
         return False

@@ -1,13 +1,18 @@
-"""Allocated bytes of the stand-in accelerator, and pinned memory of the host."""
+"""Allocated bytes of the stand-in accelerator, and pinned memory of the host.
+
+An allocation beyond `limit_bytes`, which tests may set, raises torch.OutOfMemoryError.
+"""
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 _storages: dict[int, tuple[StorageWeakRef, int]] = {}  # by address
 _sum_bytes = 0  # of `_storages`, of which some may be freed by now
 _peak_bytes = 0
+limit_bytes = 8 << 30
 _pinned: set[tuple[int, int]] = set()  # (address, bytes)
 
 
@@ -20,6 +25,8 @@ def on_allocation(x: Tensor) -> None:
     _storages[address] = StorageWeakRef(storage), size
     if _sum_bytes > _peak_bytes:
         _peak_bytes = max(_peak_bytes, allocated_bytes())
+        if _sum_bytes > limit_bytes:
+            raise torch.OutOfMemoryError(f"stand-in out of memory. Tried to allocate {size} bytes")
 
 
 def allocated_bytes() -> int:

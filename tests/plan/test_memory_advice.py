@@ -1,0 +1,56 @@
+"""A run that is too large for its device ends in one line that names what fits; the stand-in says what does."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+import standin
+from advice import Case
+from paragan.core.devices import BACKENDS
+from processes import run_cli, train_args, train_tiny
+from standin import memory
+
+SETTINGS = [
+    *("--nets.width=16", "--batch=64", "--lanes=4", "--kimg=0.064"),
+    *("--device.kind=cuda", "--evaluation.metrics=[]"),
+]
+
+
+@pytest.fixture
+def limit_memory(monkeypatch):
+    """Let `cuda` be a stand-in with so many bytes."""
+    standin.install()
+    monkeypatch.setitem(BACKENDS, "cuda", BACKENDS[standin.NAME])
+    return lambda size: monkeypatch.setattr(memory, "limit_bytes", size)
+
+
+def advised_options(line: str) -> list[list[str]]:
+    """Return the options of each alternative that a line of error names."""
+    advice = line.rpartition(". Use ")[2].strip()
+    return [alternative.split() for alternative in advice.removesuffix(", with another --run-dir").split(", or ")]
+
+
+def test_a_run_that_is_too_large_for_its_device_ends_with_settings_that_fit(limit_memory, tmp_path):
+    limit_memory(1_700_000)
+    result = run_cli(*train_args(tmp_path / "run", *SETTINGS))
+    assert result.status == 2
+    assert result.err.count("\n") == 1
+    needs = r"--batch=64: needs about ([\d.]+) MB, and the device has 1.7 MB\. "
+    advice = r"Use --batch=\d+, or --device.lanes_per_pass=1, with another --run-dir\n"
+    match = re.search(needs + advice, result.err)
+    assert match, result.err
+    assert float(match[1]) == pytest.approx(2.5, abs=0.3)
+    for number, options in enumerate(advised_options(result.err)):
+        train_tiny(tmp_path / f"{number}", *SETTINGS, *options)
+
+
+def test_a_run_that_fits_nowhere_says_so(limit_memory, tmp_path):
+    limit_memory(600_000)
+    case = Case("", "Use a device with more memory, or smaller networks", ("--nets.width=2",))
+    result = run_cli(*train_args(tmp_path / "run", *SETTINGS))
+    assert result.status == 2
+    assert result.err.endswith(f"{case.advice}\n"), result
+    for follow in case.follow:
+        train_tiny(tmp_path / "smaller", *SETTINGS, follow)
