@@ -23,10 +23,11 @@ def on_allocation(x: Tensor) -> None:
     address, size = storage.data_ptr(), storage.nbytes()
     _sum_bytes += size - (_storages[address][1] if address in _storages else 0)
     _storages[address] = StorageWeakRef(storage), size
-    if _sum_bytes > _peak_bytes:
-        _peak_bytes = max(_peak_bytes, allocated_bytes())
-        if _sum_bytes > limit_bytes:
+    if _sum_bytes > min(_peak_bytes, limit_bytes):
+        allocated = allocated_bytes()
+        if allocated > limit_bytes:
             raise torch.OutOfMemoryError(f"stand-in out of memory. Tried to allocate {size} bytes")
+        _peak_bytes = max(_peak_bytes, allocated)
 
 
 def allocated_bytes() -> int:

@@ -15,10 +15,10 @@ from paragan.train.callbacks.log import LogCallback
 from paragan.train.console import RunConsole
 from paragan.train.health.monitor import HealthMonitor
 from paragan.train.loop import play_round
-from processes import final_tensors, run_cli, train_args, train_interrupted, train_tiny
+from processes import final_tensors, train_interrupted, train_tiny
 
 SETTINGS = [
-    "--kimg=0.096",
+    "--kimg=0.08",
     "--nets.batch_norm=true",
     "--device.concat_real_fake=false",
     "--evaluation.metrics=[fd,kid]",
@@ -54,12 +54,10 @@ def test_a_run_on_a_device_writes_what_one_on_the_cpu_writes(kinds, tmp_path):
     assert_same_run(whole, expected)
     of_ticks = [wait for wait in waits if wait.line.startswith(("paragan/train/stats", "paragan/train/health"))]
     assert of_ticks == []
-    there = train_interrupted(tmp_path / "there", 2, *SETTINGS, "--device.kind=cuda")
-    assert run_cli(*train_args(there, *SETTINGS, "--device.kind=cpu")).status == 0
-    assert_same_run(there, expected)
-    back = train_interrupted(tmp_path / "back", 4, *SETTINGS, "--device.kind=cpu")
-    assert run_cli(*train_args(back, *SETTINGS, "--device.kind=cuda")).status == 0
-    assert_same_run(back, expected)
+    moved = train_interrupted(tmp_path / "moved", 2, *SETTINGS, "--device.kind=cuda")
+    train_interrupted(moved, 3, *SETTINGS, "--device.kind=cpu")
+    train_tiny(moved, *SETTINGS, "--device.kind=cuda")
+    assert_same_run(moved, expected)
 
 
 @pytest.mark.parametrize(("ranks", "settings"), [(1, ()), (2, ("strategy=gossip",))])
