@@ -7,7 +7,7 @@ import re
 import pytest
 
 import standin
-from advice import Case
+from advice import ROOT, Case
 from paragan.core.devices import BACKENDS
 from processes import run_cli, train_args, train_tiny
 from standin import memory
@@ -24,6 +24,20 @@ def limit_memory(monkeypatch):
     standin.install()
     monkeypatch.setitem(BACKENDS, "cuda", BACKENDS[standin.NAME])
     return lambda size: monkeypatch.setattr(memory, "limit_bytes", size)
+
+
+# Python that gives a rank a stand-in, which on rank 1 is too small
+TWO_CARDS = f"""
+import os, sys, torch
+sys.path.insert(0, {str(ROOT / "tests")!r})
+import standin
+from paragan.core.devices import BACKENDS
+from standin import memory
+device = standin.install()
+BACKENDS["cuda"] = BACKENDS[standin.NAME]
+BACKENDS["cuda"].device_for_rank = lambda local_rank: device
+memory.limit_bytes = 1_000_000 if os.environ["RANK"] == "1" else 1 << 30
+"""
 
 
 def advised_options(line: str) -> list[list[str]]:
@@ -44,6 +58,16 @@ def test_a_run_that_is_too_large_for_its_device_ends_with_settings_that_fit(limi
     assert float(match[1]) == pytest.approx(2.5, abs=0.3)
     for number, options in enumerate(advised_options(result.err)):
         train_tiny(tmp_path / f"{number}", *SETTINGS, *options)
+
+
+def test_other_ranks_end_with_the_reason(processes, tmp_path):
+    def start(*arguments, **env):
+        return processes.start_forked(*arguments, patch=TWO_CARDS, **env)
+
+    ranks = processes.start_ranks(2, *train_args(tmp_path / "run", *SETTINGS), start=start)
+    assert [rank.wait() for rank in ranks] == [1, 2]
+    for rank in ranks:
+        assert re.fullmatch(r"paragan: rank 1: --batch=64: needs about .* Use --batch=\d+, .*\n", rank.err), rank.err
 
 
 def test_a_run_that_fits_nowhere_says_so(limit_memory, tmp_path):
