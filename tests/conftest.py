@@ -53,10 +53,10 @@ def pool() -> Iterator[rank_pool.RankPool]:
 
 
 @pytest.fixture
-def in_foreign_group(pool: rank_pool.RankPool) -> Callable[[int, Callable[[], Any]], list[Any]]:
-    """Return a function that runs job() on so many ranks, in a group that a script has formed."""
+def in_foreign_group(pool: rank_pool.RankPool) -> Callable[..., list[Any]]:
+    """Return a function that runs job() on so many ranks, in a group that a script has formed for their devices."""
 
-    def run(size: int, job: Callable[[], Any]) -> list[Any]:
+    def run(size: int, job: Callable[[], Any], device: str = "cpu") -> list[Any]:
         port = free_port()
 
         def form_and_run(world: Any) -> Any:
@@ -65,16 +65,18 @@ def in_foreign_group(pool: rank_pool.RankPool) -> Callable[[int, Callable[[], An
 
             from paragan.comm.process_group import c10d
             from paragan.comm.world import World
+            from paragan.core.devices import backend_of
 
+            backend = backend_of(world.device).dist_backend
             c10d.destroy_process_group()
             with mock.patch.object(World, "_formed_default_group", False):
                 address = f"tcp://127.0.0.1:{port}"
                 c10d.init_process_group(
-                    "gloo", init_method=address, rank=world.rank, world_size=size, timeout=timedelta(seconds=20)
+                    backend, init_method=address, rank=world.rank, world_size=size, timeout=timedelta(seconds=20)
                 )
                 return job()
 
-        return pool(size, form_and_run)
+        return pool(size, form_and_run, device)
 
     return run
 

@@ -56,7 +56,7 @@ def _choose_device(device: str | torch.device, launch_info: LaunchInfo) -> torch
     if isinstance(device, torch.device):
         return device
     if device == "auto" and c10d.is_initialized():
-        return device_of_group(c10d.get_backend())
+        return device_of_group(c10d.get_backend_config())
     return pick_device(device, launch_info.local_rank)
 
 

@@ -2,7 +2,9 @@
 
 At the end of a turn ranks exchange their weights, the number of the replica and of its turn, which parameters got a
 gradient, and the buffers. Where gradients are summed without loss, all of it but the buffers is appended to them
-("marks", guarded_params.py), since a message of its own would cost more than its contents.
+("marks", guarded_params.py), since a message of its own would cost more than its contents. The host reads them, so on
+an accelerator they are a message between hosts instead: no host waits for a device at the end of a turn, and one that
+has lost another rank notices it there.
 
 A rank that left out a turn would send gradients of one replica where others wait for those of another, which the
 libraries below mix or abort at. So ranks compare whose turn it is when one begins, in the first turns of a replica;
@@ -18,15 +20,18 @@ import torch
 from torch import Tensor
 
 from paragan.comm.world import World
+from paragan.core.devices import backend_of
 from paragan.core.errors import UsageError
 
 if TYPE_CHECKING:
     from paragan.api.guarded_params import GuardedParams
+    from paragan.comm.process_group import Work
     from paragan.comm.traffic import Meter
 
 CHECKED_TURNS = 100  # the first ones of a replica, in which everything is checked before a gradient is sent
 LOW_BITS = (1 << 32) - 1
 TURN_PERIOD = 1024  # turns are compared by their remainder, which is exact in float32
+HOST = torch.device("cpu")
 
 
 class ReplicaInTurn(Protocol):
@@ -52,17 +57,18 @@ def gradients_carry_marks(strategy: Any, dtypes: set[torch.dtype], world: World)
     """Return whether numbers that are appended to the gradient arrive as their sums over ranks, and exact enough."""
     sums = strategy.coordination == "all-reduce" and strategy.sync_period == 1 and not strategy.requires_sgd
     is_precise = len(dtypes) == 1 and dtypes <= {torch.float32, torch.float64}
-    return world.size > 1 and sums and is_precise and not strategy.wire.lossy
+    is_on_host = not backend_of(world.device).has_streams
+    return world.size > 1 and sums and is_precise and not strategy.wire.lossy and is_on_host
 
 
 class TurnNumbers:
-    """Which turn each rank plays: a small message that is under way during the forward pass."""
+    """Which turn each rank plays: a small message between hosts that is under way during the forward pass."""
 
     def __init__(self, replica: ReplicaInTurn):
         self._replica = replica
         self._work = None
         if replica.world.size > 1 and replica.turns < CHECKED_TURNS:
-            numbers = torch.tensor([replica.number, replica.turns], device=replica.guarded[0].params.device)
+            numbers = torch.tensor([replica.number, replica.turns])
             self._sums = torch.cat([numbers, numbers.square()])
             self._work = replica.world.all_ranks.with_meter(replica.meter).all_reduce_sum(self._sums)
 
@@ -103,35 +109,43 @@ class TurnSummary:
         self._used = [used for flat in replica.guarded for used in flat.has_gradient]
         self._buffers = replica.shared_buffers()
         self.mean_factor = 1.0
-        self._work = None
-        self._num_marks = 0  # in the message
+        self._works: list[Work] = []
+        self._values: dict[torch.device, Tensor] = {}  # what is summed over ranks
+        self._num_marks = 0  # at the start of the values of the host
         if replica.shares_steps:
             self._send(weight)
 
     def _send(self, weight: float) -> None:
-        """Send what the gradients do not carry."""
-        device = self._replica.guarded[0].params.device
-        parts = [_to_float64(b.detach()).to(device) for b in self._buffers]
-        if self._replica.buffers != "first":
-            parts = [part / self._size for part in parts]
-        elif not self._replica.world.is_main:
-            parts = [torch.zeros_like(part) for part in parts]  # 0 times infinity is none
+        """Send what the gradients do not carry: in one message what is on the host, in another what is on a device."""
+        parts: dict[torch.device, list[Tensor]] = {}
         if self._replica.guarded[0].marks is None:
             marks = [*marks_of(self._replica), *map(float, self._used)]
             self._num_marks = len(marks)
-            parts.insert(0, torch.tensor(marks, dtype=torch.float64, device=device) * (weight / self._size))
-        if parts:
-            self._values = torch.cat(parts)
-            self._work = self._replica.world.all_ranks.with_meter(self._replica.meter).all_reduce_sum(self._values)
+            parts[HOST] = [torch.tensor(marks, dtype=torch.float64) * (weight / self._size)]
+        for b in self._buffers:
+            device = self._device_for(b)
+            part = _to_float64(b.detach()).to(device)
+            if self._replica.buffers != "first":
+                part = part / self._size
+            elif not self._replica.world.is_main:
+                part = torch.zeros_like(part)  # 0 times infinity is none
+            parts.setdefault(device, []).append(part)
+        group = self._replica.world.all_ranks.with_meter(self._replica.meter)
+        self._values = {device: torch.cat(parts[device]) for device in parts}
+        self._works = [group.all_reduce_sum(values) for values in self._values.values()]
+
+    def _device_for(self, b: Tensor) -> torch.device:
+        """Return where the message is from that has this buffer."""
+        return HOST if b.device == HOST else self._replica.guarded[0].params.device
 
     def any_gradient(self) -> bool:
-        """Wait for the other ranks. Returns whether there is a step to take.
+        """Wait for the other hosts. Returns whether there is a step to take.
 
         Raises:
             UsageError: they are in another turn.
         """
-        if self._work:
-            self._work.wait()
+        for work in self._works:
+            work.wait()
         if self._replica.shares_steps:
             total, number, turn, *used = self._received_marks()
             if not total:
@@ -147,7 +161,7 @@ class TurnSummary:
     def _received_marks(self) -> Sequence[float]:
         if not self._num_marks:
             return self._replica.guarded[0].take_marks()
-        return self._values[: self._num_marks].tolist()  # pyright: ignore[reportUnknownMemberType]
+        return self._values[HOST][: self._num_marks].tolist()  # pyright: ignore[reportUnknownMemberType]
 
     @property
     def unused(self) -> list[Tensor]:
@@ -157,11 +171,12 @@ class TurnSummary:
     @torch.no_grad()
     def set_buffers(self) -> None:
         """Set every buffer to that of all ranks."""
-        start = self._num_marks
+        starts = dict.fromkeys(self._values, 0) | {HOST: self._num_marks}
         for b in self._buffers:
-            end = start + _num_values(b)
-            _from_float64(self._values[start:end], b)
-            start = end
+            device = self._device_for(b)
+            end = starts[device] + _num_values(b)
+            _from_float64(self._values[device][starts[device] : end], b)
+            starts[device] = end
 
 
 def _to_float64(b: Tensor) -> Tensor:

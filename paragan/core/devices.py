@@ -51,10 +51,11 @@ def device_of_group(dist_backend: str) -> torch.device:
     """Return the device of this process for a process group that somebody else has formed.
 
     Args:
-        dist_backend: the backend of the group, such as "gloo" or "nccl".
+        dist_backend: the backend of the group, such as "gloo", "nccl" or "cpu:gloo,cuda:nccl".
     """
-    for library, kind in {"nccl": "cuda", "xccl": "xpu"}.items():
-        if library in dist_backend:  # whoever formed the group has set the device
+    for kind, backend in BACKENDS.items():
+        library = backend.dist_backend.rpartition(":")[2]
+        if library != "gloo" and library in dist_backend:  # whoever formed the group has set the device
             return torch.device(kind, torch.get_device_module(kind).current_device())
     return torch.device("cpu")
 
