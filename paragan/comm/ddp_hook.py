@@ -258,7 +258,7 @@ def exchange_bucket(state: DDPHookState, bucket: Any) -> Future[Tensor]:
     if on_cpu:
         state.receiving.submit(complete)
     else:
-        complete()  # on an accelerator waiting orders streams, and does not block this thread
+        complete()  # waiting for messages orders streams; this thread waits for the check of a lossy bucket only
     return future
 
 

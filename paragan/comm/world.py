@@ -114,7 +114,8 @@ class World:
 
         Raises:
             CommunicationError: a rank is missing; it is named.
-            UsageError: this process has not left its last world, or the store does not outlive a world.
+            UsageError: this process has not left its last world, the store does not outlive a world, or ranks share a
+                device.
         """
         if c10d.is_initialized() and not World._formed_default_group:
             return World.adopt(launch_info, device, timeout_s)
@@ -129,7 +130,7 @@ class World:
         attempt = f"{attempt}/{number}" if number else attempt
         world = World(launch_info, device, c10d.PrefixStore(f"paragan/{attempt}", store), SingleRankGroup(), timeout_s)
         world._store_sockets = connections
-        world.all_gather_str("")  # names a missing rank, which torch would not
+        world._check_devices()  # also names a missing rank, which torch would not
         world._other_sockets = open_sockets()
         notice = WaitNotice(launch_info, "a connection to every other rank")
 
@@ -166,6 +167,9 @@ class World:
             launch_info: this process; used if it has the rank and the number of ranks of the group.
             device: decides the backend.
             timeout_s: of every collective.
+
+        Raises:
+            UsageError: ranks share a device.
         """
         rank, size = c10d.get_rank(), c10d.get_world_size()
         if (launch_info.rank, launch_info.size) != (rank, size):
@@ -176,7 +180,7 @@ class World:
         number = shared_store.add(f"paragan/adoptions/{rank}", 1)  # of this rank's worlds in this group
         store = c10d.PrefixStore(f"paragan/adopted/{number}", shared_store)
         world = World(launch_info, device, store, SingleRankGroup(), timeout_s)
-        world.all_gather_str("")  # names a missing rank, which torch would not
+        world._check_devices()  # also names a missing rank, which torch would not
         world._other_sockets = open_sockets()
         own_group = c10d.new_group(backend=backend_of(device).dist_backend, timeout=timedelta(seconds=timeout_s))
         world._adopted_group = own_group
@@ -357,14 +361,34 @@ class World:
         else:
             self.abandon()
 
-    def close(self) -> None:
-        """Leave in good order: rank 0, which may hold the store, leaves last."""
-        if self.size == 1:
+    def _check_devices(self) -> None:
+        """Raise UsageError on all ranks if two of them use the same device, which libraries such as NCCL refuse."""
+        backend = backend_of(self.device)
+        device_id = backend.device_id(self.device)
+        ids = self.all_gather_str(f"{socket.gethostname()}/{device_id}" if device_id else "")
+        if backend.dist_backend == "gloo":
             return
+        for rank, device_id in enumerate(ids):
+            first = ids.index(device_id)
+            if device_id and first < rank:
+                self._leave_store()
+                raise UsageError(
+                    f"--device.kind={self.device.type}: ranks {first} and {rank} use the same device ({device_id}). "
+                    f"Use one rank for each device, or set {backend.visible_with[0]} to another device in each rank"
+                )
+
+    def _leave_store(self) -> None:
+        """Wait, on rank 0, which may hold the store, until all ranks have come here."""
         if self.is_main:
             as_comm_error(lambda: self._gather_strings("bye", "", self.timeout_s))
         else:
             as_comm_error(lambda: self.store.set(f"bye/{self.rank}", ""))
+
+    def close(self) -> None:
+        """Leave in good order: rank 0, which may hold the store, leaves last."""
+        if self.size == 1:
+            return
+        self._leave_store()
         if c10d.is_initialized():  # a script may have destroyed all groups at its end
             c10d.destroy_process_group(self._adopted_group)  # None: the default one
         if self._adopted_group is None:

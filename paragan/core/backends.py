@@ -61,6 +61,7 @@ class Backend:
     batch_p2p       : all sends and receives of an exchange have to be issued in one call
     prefers_compile : compiling many small kernels into one pays off
     profiler_name   : the activity torch's profiler has to be asked for, if any
+    visible_with    : environment variables that say which devices of the host this process may use
     """
 
     dist_backend = "gloo"
@@ -68,6 +69,7 @@ class Backend:
     batch_p2p = False
     prefers_compile = False
     profiler_name: str | None = None
+    visible_with: Sequence[str] = ()
 
     def is_available(self) -> bool:
         """Return whether torch can use such a device on this host."""
@@ -86,6 +88,10 @@ class Backend:
         lines = PROC_CPUINFO.read_text().splitlines() if PROC_CPUINFO.exists() else []
         names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
         return next(names, platform.processor() or platform.machine())
+
+    def device_id(self, device: torch.device) -> str:
+        """Return what no other device of this host is called; "" if ranks may share the device."""
+        return ""
 
     def supports_bf16(self) -> bool:
         """Return whether it multiplies bf16 in hardware (a CPU: AVX512-BF16 or AMX, if Linux reports them)."""
@@ -157,12 +163,10 @@ class Backend:
 class StreamBackend(Backend):
     """Accelerators that queue work on streams, and whose module of torch has the interface of `torch.cuda`.
 
-    kind         : as in `--device.kind`
-    visible_with : environment variables that say which devices of the host this process may use
+    kind : as in `--device.kind`
     """
 
     kind: str
-    visible_with: Sequence[str]
     has_streams = True
     batch_p2p = True
     prefers_compile = True
@@ -205,6 +209,9 @@ class StreamBackend(Backend):
 
     def device_name(self, device: torch.device) -> str:
         return self.module.get_device_name(device)
+
+    def device_id(self, device: torch.device) -> str:
+        return str(getattr(self.module.get_device_properties(device), "uuid", ""))
 
     def supports_bf16(self) -> bool:
         return True

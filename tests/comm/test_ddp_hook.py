@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+import standin
 from advice import advises
 from paragan.comm.compression.compressors import parse_wire
 from paragan.comm.ddp_hook import ddp_hook
@@ -82,6 +83,26 @@ def test_exact_wire_gives_the_mean(pool, ranks):
     for result in pool(ranks, job):
         for step, gradient in enumerate(result):
             torch.testing.assert_close(gradient, exact_gradient(step, ranks), rtol=1e-5, atol=1e-7)
+
+
+def test_gradients_on_a_device_equal_those_of_the_cpu(pool):
+    def job(world):
+        results = []
+        for wire in ("exact", "int8", "topk"):
+            ddp, _ = wrap(wire, SINGLE_BUCKET_MB, network=net().to(world.device))
+            for step in range(3):
+                ddp.zero_grad()
+                x = batch(world.rank, step).to(world.device)
+                with standin.recording() as syncs:
+                    ddp(x).square().mean().backward()
+                results.append((flat_gradient(ddp).cpu(), len(syncs)))
+        return results
+
+    on_device, on_cpu = pool(2, job, standin.NAME), pool(2, job)
+    for result, expected in zip(on_device, on_cpu, strict=True):
+        assert all(torch.equal(a, b) for (a, _), (b, _) in zip(result, expected, strict=True))
+        # DDP regroups parameters in the second step; a lossy bucket is checked before it is used
+        assert [num_syncs for _, num_syncs in result][2::3] == [0, 1, 1]
 
 
 @pytest.mark.parametrize("ranks", [2, 3])

@@ -11,11 +11,14 @@ from unittest import mock
 import pytest
 import torch
 
+import standin
 from advice import advises
 from paragan.comm import world as world_module
+from paragan.comm.launch_info import LaunchInfo
 from paragan.comm.process_group import CommunicationError, c10d
 from paragan.comm.sockets import duplicate_socket, open_sockets
 from paragan.comm.world import World
+from paragan.core.devices import backend_of
 from processes import free_port
 
 
@@ -52,6 +55,50 @@ def test_groups_of_some_ranks(pool):
         return group.size, group.rank, x.item()
 
     assert pool(3, job) == [(2, 0, 2.0), (1, 0, 1.0), (2, 1, 2.0)]
+
+
+def refuse_shared_device(device, join):
+    """Check that ranks with the same device are refused on all ranks, and that others sum."""
+    backend = backend_of(device)
+    with mock.patch.object(backend, "id", "GPU-7"), advises("Use one rank for each device, or set MOCK_VISIBLE_") as e:
+        join()
+    with mock.patch.object(backend, "id", f"GPU-{os.getpid()}"), join() as world:
+        x = torch.ones(2, device=device)
+        world.all_ranks.all_reduce_sum(x).wait()
+        return str(e.value).replace(socket.gethostname(), "host"), x.tolist()
+
+
+SHARED_DEVICE = (
+    "--device.kind=mock: ranks 0 and 1 use the same device (host/GPU-7). Use one rank for each device, or set "
+    "MOCK_VISIBLE_DEVICES to another device in each rank"
+)
+
+
+def test_ranks_that_share_a_device_are_refused(pool):
+    ports = [free_port(), free_port()]
+
+    def job(world):
+        world.close()
+        return refuse_shared_device(
+            world.device,
+            lambda: World.join(
+                world.launch_info,
+                world.device,
+                20.0,
+                {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(ports.pop())},
+            ),
+        )
+
+    assert pool(2, job, standin.NAME) == [(SHARED_DEVICE, [2.0, 2.0])] * 2
+
+
+def test_ranks_of_a_foreign_group_that_share_a_device_are_refused(in_foreign_group):
+    def job():
+        device = torch.device(standin.NAME, 0)
+        refusal, total = refuse_shared_device(device, lambda: World.join(LaunchInfo(), device, 20.0))
+        return refusal, total, c10d.is_initialized()
+
+    assert in_foreign_group(2, job, standin.NAME) == [(SHARED_DEVICE, [2.0, 2.0], True)] * 2
 
 
 def test_strings_are_gathered_in_rank_order(pool):

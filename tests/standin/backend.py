@@ -16,15 +16,22 @@ from standin.device import NAME, is_installed, register
 
 
 class StandInBackend(StreamBackend):
-    """Behaves like CUDA but for what only CUDA has: graphs and compiled kernels."""
+    """Behaves like CUDA but for what only CUDA has: graphs and compiled kernels.
 
+    id : of the device of this process; "": it has none
+    """
+
+    id = ""
     kind = NAME
-    visible_with: Sequence[str] = ()
+    visible_with: Sequence[str] = ("MOCK_VISIBLE_DEVICES",)
     dist_backend = process_group.NAME
     prefers_compile = False
 
     def _is_one_of_this_rank(self) -> bool:
         return True  # every process has its own
+
+    def device_id(self, device: torch.device) -> str:
+        return self.id
 
     def supports_bf16(self) -> bool:
         return Backend.supports_bf16(self)

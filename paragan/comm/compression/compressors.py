@@ -20,6 +20,7 @@ from torch import Tensor
 from paragan.comm.compression import block_quantizer
 from paragan.comm.compression.elias_fano import decode_positions, encode_positions, position_bytes
 from paragan.core.errors import RunError, UsageError
+from paragan.core.host_copies import copy_to_device
 from paragan.core.schema import config_class, from_dict, name_shorthand, or_user_class
 
 Block = Annotated[int, Field(ge=64, le=4096, multiple_of=64)]
@@ -331,6 +332,8 @@ class TopK(_Sparsifier):
 class RandomK(_Sparsifier):
     """A random `fraction` of the numbers, without loss; their positions follow from a seed in the message.
 
+    The host draws the positions, so on an accelerator it waits for every message that it decodes.
+
     fraction : of the numbers that are sent
     """
 
@@ -352,7 +355,7 @@ class RandomK(_Sparsifier):
     def _positions(self, seed: int, n: int, device: torch.device) -> Tensor:
         """Return [k] distinct positions, all equally likely."""
         generator = torch.Generator().manual_seed(seed)
-        return torch.randperm(n, generator=generator)[: self.num_sent(n)].to(device)
+        return copy_to_device(torch.randperm(n, generator=generator)[: self.num_sent(n)], device)
 
 
 @contextlib.contextmanager

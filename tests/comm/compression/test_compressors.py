@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+import standin
 from advice import advises
 from paragan.comm.compression import block_quantizer, native_kernels
 from paragan.comm.compression.compressors import BF16, FP16, QSGD, Exact, Int2, Int4, Int8, RandomK, Sign, TopK
@@ -79,6 +80,25 @@ def test_delta_holds(wire, n):
         is_random = isinstance(wire, QSGD | RandomK) or getattr(wire, "rounding", "") == "stochastic"
         bound = (1 - wire.delta(n)) * norm * (1.5 if is_random else 1.0)  # of a mean over 40 seeds
         assert wire.delta(n) == 0 or error <= bound + 1e-6 * norm, kind
+
+
+@every_wire
+def test_messages_on_a_device_are_those_of_the_cpu_and_no_host_waits(wire):
+    device = standin.install()
+    for kind, x in [*vectors(300), ("one number", torch.tensor([0.3]))]:
+        data = torch.full((wire.nbytes(len(x)),), 99, dtype=torch.uint8)
+        out = torch.full_like(x, 99.0)
+        x_there, data_there, out_there = (t.to(device) for t in (x, data, out))
+        with standin.recording() as syncs:
+            wire.encode(x_there, data_there, 5)
+        assert not syncs
+        with standin.recording() as syncs:
+            wire.decode(data_there, out_there)
+        assert len(syncs) == isinstance(wire, RandomK)  # whose positions the host draws
+        wire.encode(x, data, 5)
+        wire.decode(data, out)
+        assert torch.equal(data_there.cpu(), data), kind
+        assert torch.equal(out_there.cpu().view(torch.int32), out.view(torch.int32)), kind
 
 
 @every_wire
