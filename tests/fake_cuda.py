@@ -1,4 +1,4 @@
-"""CUDA tensors without memory (FakeTensor), on a build of torch for CPUs: shapes, strides and devices of every operation."""
+"""CUDA tensors without memory (FakeTensor), on a build of torch for CPUs: shapes, strides and devices of operations."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def fake_cuda() -> Generator[torch.device]:
 
 @contextlib.contextmanager
 def _device_guard() -> Generator[None]:
-    """Let CUDA have the guard of the meta device, which does nothing, where the build has none: indexing asks for it."""
+    """Let CUDA have the guard of the meta device, which does nothing, where the build has none: views ask for it."""
     c10 = ctypes.CDLL(str(Path(torch.__file__).with_name("lib") / "libc10.so"))
     guards = (ctypes.c_void_p * NUM_DEVICE_TYPES).in_dll(c10, "_ZN3c104impl26device_guard_impl_registryE")
     before = guards[CUDA]

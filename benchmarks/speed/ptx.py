@@ -1,9 +1,9 @@
 """The wires as CUDA kernels, without a card: `python -m benchmarks.speed.ptx --target 90 --json F`.
 
 On CUDA the wires are their reference functions, compiled by torch.compile (comm/compression/block_quantizer.py). This
-makes the Triton kernels that torch writes for a card of the target's architecture, compiles them to PTX and machine code
-(Triton brings an assembler), and counts: kernels, what they read and write, and registers that did not suffice. It takes
-Triton (`pip install triton`), and no driver: a named target stands in for the card.
+makes the Triton kernels that torch writes for a card of the target's architecture, compiles them to PTX and machine
+code, and counts: kernels, what they read and write (1: no more than numbers and message), registers, and bytes that
+found no register. It takes Triton (`pip install triton`), which brings an assembler, and no driver.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def named_card(target: int) -> Generator[Any]:
 
 def write_kernels(function: Callable[..., Tensor], *inputs: Tensor) -> tuple[str, int]:
     """Return the program that torch writes for a function of CUDA tensors, and the bytes its kernels read and write."""
-    functional = torch.func.functionalize(function, remove="mutations_and_views")
+    functional = torch.func.functionalize(function, remove="mutations")
     trace = make_fx(functional, select_decomp_table(), tracing_mode="fake", _allow_non_fake_inputs=True)
     graph = GraphLowering(trace(*inputs), example_inputs=inputs, shape_env=ShapeEnv())
     mode = inputs[0].fake_mode  # type: ignore

@@ -60,12 +60,13 @@ def test_groups_of_some_ranks(pool):
 def refuse_shared_device(device, join):
     """Check that ranks with the same device are refused on all ranks, and that others sum."""
     backend = backend_of(device)
-    with mock.patch.object(backend, "id", "GPU-7"), advises("Use one rank for each device, or set MOCK_VISIBLE_") as e:
+    advice = advises("Use one rank for each device, or set MOCK_VISIBLE_DEVICES to another device in each rank")
+    with mock.patch.object(backend, "id", "GPU-7"), advice as error:
         join()
     with mock.patch.object(backend, "id", f"GPU-{os.getpid()}"), join() as world:
         x = torch.ones(2, device=device)
         world.all_ranks.all_reduce_sum(x).wait()
-        return str(e.value).replace(socket.gethostname(), "host"), x.tolist()
+        return str(error.value).replace(socket.gethostname(), "host"), x.tolist()
 
 
 SHARED_DEVICE = (

@@ -140,23 +140,14 @@ def reference_encode_levels(
         level = level.round()
     middle = 1 << (bits - 1)
     level = level.clamp(-max_level, min(max_level, middle - 1)).nan_to_num(0.0).to(torch.int16) + middle
-    rows = out.view(len(blocks), encoded_block_bytes(block, bits))
-    rows[:, :2].view(torch.int16).copy_(packed_scale)
-    parts = level.to(torch.uint8).view(len(blocks), 8 // bits, -1)
-    code = parts[:, 0]
-    for j in range(1, 8 // bits):
-        code = code | parts[:, j] << (bits * j)
-    rows[:, 2:].copy_(code)
+    _write_rows(packed_scale, _join_bits(level, bits), out)
 
 
 def reference_decode_levels(data: Tensor, out: Tensor, block: int, bits: int, max_level: int) -> None:
     """Define `decode_levels`."""
     rows = data.view(num_blocks(out.numel(), block), encoded_block_bytes(block, bits))
-    scale = _unpack_scale(rows[:, :2].view(torch.int16))
-    mask = (1 << bits) - 1
-    middle = 1 << (bits - 1)
-    parts = [((rows[:, 2:] >> (bits * j)) & mask).float() - middle for j in range(8 // bits)]
-    level = torch.stack(parts, 1).view(len(rows), block)
+    scale = _unpack_scale(_read_scale(rows))
+    level = _split_bits(rows[:, 2:], bits).float() - (1 << (bits - 1))
     is_normal = (scale.abs() >= MIN_NORMAL_SCALE) | (scale == 0)
     divisor = torch.full_like(scale, max_level)
     value = torch.where(is_normal, level * (scale / divisor), level / divisor * scale)
@@ -168,21 +159,48 @@ def reference_encode_signs(x: Tensor, out: Tensor, block: int) -> None:
     blocks = _to_blocks(x, block)
     count = torch.full((len(blocks), 1), float(block), device=x.device)
     count[-1] = x.numel() - (len(blocks) - 1) * block
-    rows = out.view(len(blocks), encoded_block_bytes(block, 1))
-    rows[:, :2].view(torch.int16).copy_(_pack_scale(_block_scales(blocks, "sum") / count))
-    parts = torch.signbit(blocks).to(torch.uint8).view(len(blocks), 8, -1)
-    code = parts[:, 0]
-    for j in range(1, 8):
-        code = code | parts[:, j] << j
-    rows[:, 2:].copy_(code)
+    _write_rows(_pack_scale(_block_scales(blocks, "sum") / count), _join_bits(torch.signbit(blocks), 1), out)
 
 
 def reference_decode_signs(data: Tensor, out: Tensor, block: int) -> None:
     """Define `decode_signs`."""
     rows = data.view(num_blocks(out.numel(), block), encoded_block_bytes(block, 1))
-    scale = _unpack_scale(rows[:, :2].view(torch.int16))[:, None]
-    negative = torch.stack([(rows[:, 2:] >> j) & 1 for j in range(8)], 1).bool()
+    scale = _unpack_scale(_read_scale(rows))
+    negative = _split_bits(rows[:, 2:], 1).bool()
     out.copy_(torch.where(negative, -scale, scale).view(-1)[: out.numel()])
+
+
+# Written so that a compiler makes few kernels of it (benchmarks/speed/ptx.py): no view of another dtype, no stack.
+
+
+def _write_rows(scale: Tensor, codes: Tensor, out: Tensor) -> None:
+    """Write encoded blocks to out: scales [blocks, 1], as `_pack_scale` returned them, and codes [blocks, width]."""
+    low = (scale & 0xFF).to(torch.uint8)
+    high = (scale >> 8 & 0xFF).to(torch.uint8)
+    out.copy_(torch.cat([low, high, codes], 1).view(-1))
+
+
+def _read_scale(rows: Tensor) -> Tensor:
+    """Return the scales [blocks, 1] of encoded blocks, for `_unpack_scale`."""
+    code = rows[:, :1].to(torch.int32) | rows[:, 1:2].to(torch.int32) << 8
+    return torch.where(code < 0x8000, code, code - 0x10000)
+
+
+def _join_bits(levels: Tensor, bits: int) -> Tensor:
+    """[blocks, block] numbers of `bits` bits -> [blocks, width] uint8."""
+    parts = levels.to(torch.int32).view(len(levels), 8 // bits, -1)
+    return (parts << _shifts(bits, levels.device)).sum(1).to(torch.uint8)
+
+
+def _split_bits(codes: Tensor, bits: int) -> Tensor:
+    """[blocks, width] uint8 -> [blocks, block] numbers of `bits` bits."""
+    parts = codes[:, None].to(torch.int32) >> _shifts(bits, codes.device)
+    return (parts & ((1 << bits) - 1)).flatten(1)
+
+
+def _shifts(bits: int, device: torch.device) -> Tensor:
+    """Return how far the numbers in one byte are shifted, [8 / bits, 1]."""
+    return torch.arange(0, 8, bits, dtype=torch.int32, device=device)[:, None]
 
 
 def _to_blocks(x: Tensor, block: int) -> Tensor:
