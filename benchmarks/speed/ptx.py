@@ -33,8 +33,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from benchmarks.lib.timing import describe_machine, format_table, save_json
-from paragan.comm.compression import block_quantizer
 from paragan.comm.compression.compressors import parse_wire
+from paragan.core.devices import BACKENDS
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 from fake_cuda import fake_cuda
@@ -146,7 +146,7 @@ def functions_of(name: str, device: torch.device) -> dict[str, tuple[Callable[..
 def measure(wire: str, target: int) -> list[dict[str, Any]]:
     """Return what the kernels of a wire do, for encoding and for decoding."""
     rows: list[dict[str, Any]] = []
-    plain_form = mock.patch.object(block_quantizer, "_select_implementation", lambda reference, _: reference)
+    plain_form = mock.patch.object(BACKENDS["cuda"], "prefers_compile", False)
     with fake_cuda() as device, plain_form, named_card(target) as gpu:
         for direction, (function, x) in functions_of(wire, device).items():
             program, num_bytes = write_kernels(function, x)

@@ -219,7 +219,7 @@ def _as_real(tensor: Tensor) -> Tensor:
 def compare_tensors(group: Group, tensors: NamedTensors, step: int, history: History) -> None:
     """Compare the tensors of all ranks. Raises ReplicasDiffer."""
     device = tensors[0][1].device
-    digests = _to_list(torch.stack([digest(tensor).to(device) for _, tensor in tensors]))
+    digests = _digests([tensor for _, tensor in tensors])
     summary = [_hash(_layout(tensors)), _hash(digests)]
     gathered = _to_list(_gather(group, torch.tensor(summary, device=device)))
     if all(row == gathered[0] for row in gathered):
@@ -235,6 +235,18 @@ def compare_tensors(group: Group, tensors: NamedTensors, step: int, history: His
     if history.last_equal is None:
         since = "It was never equal at a check"
     raise ReplicasDiffer(f"step {step}: {name} {_difference(values, rank)}. {since}")
+
+
+def _digests(tensors: Sequence[Tensor]) -> list[list[int]]:
+    """Return the digests of tensors as numbers. The host waits once for each device."""
+    numbers: dict[torch.device, list[int]] = {}
+    for i, tensor in enumerate(tensors):
+        numbers.setdefault(tensor.device, []).append(i)
+    digests: list[list[int]] = [[] for _ in tensors]
+    for same_device in numbers.values():
+        for i, row in zip(same_device, _to_list(torch.stack([digest(tensors[i]) for i in same_device]))):
+            digests[i] = row
+    return digests
 
 
 def find_layout_difference(group: Group, tensors: NamedTensors) -> str:

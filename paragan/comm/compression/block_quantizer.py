@@ -16,7 +16,7 @@ from functools import cache
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from paragan.comm.compression.native_kernels import load_kernels
 from paragan.core.devices import backend_of
@@ -73,7 +73,8 @@ def encode_levels(
             ctypes.c_uint32(seed),
         )
     else:
-        _select_implementation(reference_encode_levels, x)(x, out, block, bits, max_level, rule, stochastic, seed)
+        fixed = {"block": block, "bits": bits, "max_level": max_level, "rule": rule, "stochastic": stochastic}
+        _bind(reference_encode_levels, backend_of(x.device).prefers_compile, **fixed)(x, out, seed=seed)
 
 
 def decode_levels(data: Tensor, out: Tensor, *, block: int, bits: int, max_level: int) -> None:
@@ -81,7 +82,8 @@ def decode_levels(data: Tensor, out: Tensor, *, block: int, bits: int, max_level
     if native := _native_kernels(out, data):
         native.decode_levels(_data_ptr(data), ctypes.c_int64(out.numel()), _data_ptr(out), block, bits, max_level)
     else:
-        _select_implementation(reference_decode_levels, out)(data, out, block, bits, max_level)
+        fixed = {"block": block, "bits": bits, "max_level": max_level}
+        _bind(reference_decode_levels, backend_of(out.device).prefers_compile, **fixed)(data, out)
 
 
 def encode_signs(x: Tensor, out: Tensor, *, block: int) -> None:
@@ -89,7 +91,7 @@ def encode_signs(x: Tensor, out: Tensor, *, block: int) -> None:
     if native := _native_kernels(x, out):
         native.encode_signs(_data_ptr(x), ctypes.c_int64(x.numel()), _data_ptr(out), block)
     else:
-        _select_implementation(reference_encode_signs, x)(x, out, block)
+        _bind(reference_encode_signs, backend_of(x.device).prefers_compile, block=block)(x, out)
 
 
 def decode_signs(data: Tensor, out: Tensor, *, block: int) -> None:
@@ -97,7 +99,7 @@ def decode_signs(data: Tensor, out: Tensor, *, block: int) -> None:
     if native := _native_kernels(out, data):
         native.decode_signs(_data_ptr(data), ctypes.c_int64(out.numel()), _data_ptr(out), block)
     else:
-        _select_implementation(reference_decode_signs, out)(data, out, block)
+        _bind(reference_decode_signs, backend_of(out.device).prefers_compile, block=block)(data, out)
 
 
 def _native_kernels(*tensors: Tensor) -> Any:
@@ -106,13 +108,25 @@ def _native_kernels(*tensors: Tensor) -> Any:
     return load_kernels() if is_supported else None
 
 
-def _select_implementation(reference: Callable[..., None], x: Tensor) -> Callable[..., None]:
-    return _compiled(reference) if backend_of(x.device).prefers_compile else reference
-
-
 @cache
-def _compiled(reference: Callable[..., None]) -> Callable[..., None]:
-    return torch.compile(reference, dynamic=True)  # pyright: ignore[reportUnknownMemberType]
+def _bind(reference: Callable[..., None], is_compiled: bool, **fixed: Any) -> Callable[..., None]:
+    """Return a reference function with some arguments fixed."""
+    function = FixedArguments(reference, **fixed)
+    return torch.compile(function, dynamic=True) if is_compiled else function  # pyright: ignore
+
+
+class FixedArguments(nn.Module):
+    """A function with some arguments fixed. It is a module since torch compiles a module's integers as constants.
+
+    Those of a call or a closure would become variables, and a block of unknown size makes slower kernels.
+    """
+
+    def __init__(self, function: Callable[..., None], **fixed: Any):
+        super().__init__()
+        self.function, self.fixed = function, fixed
+
+    def forward(self, *args: Any, **others: Any) -> None:
+        self.function(*args, **self.fixed, **others)
 
 
 def _data_ptr(x: Tensor) -> ctypes.c_void_p:

@@ -329,3 +329,26 @@ def test_damaged_library_is_recompiled(tmp_path, monkeypatch):
     finally:
         monkeypatch.undo()
         native_kernels.load_kernels.cache_clear()
+
+
+def test_compiled_kernels_serve_all_sizes_and_seeds_of_a_wire():
+    """The block is a constant in them, and a size or seed is not, so none is compiled again in each step."""
+    graphs = []
+
+    def count(graph, _):
+        graphs.append([n.meta["example_value"] for n in graph.graph.nodes if n.op == "placeholder"])
+        return graph.forward
+
+    wire = Int8(rounding="stochastic")
+    fixed = {"block": 256, "bits": 8, "max_level": wire.max_level, "rule": "absmax", "stochastic": True}
+    function = block_quantizer.FixedArguments(block_quantizer.reference_encode_levels, **fixed)
+    compiled = torch.compile(function, dynamic=True, backend=count)
+    for n, seed in ((1000, 5), (5000, 9), (70_000, 12)):
+        x = torch.randn(n, generator=torch.Generator().manual_seed(n))
+        data, expected = (torch.empty(wire.nbytes(n), dtype=torch.uint8) for _ in range(2))
+        compiled(x, data, seed=seed)
+        wire.encode(x, expected, seed)
+        assert torch.equal(data, expected)
+    assert len(graphs) == 1
+    variables = [value for value in graphs[0] if not isinstance(value, torch.Tensor)]
+    assert len(variables) == 3  # numbers, bytes of the message, seed
