@@ -6,7 +6,8 @@ import multiprocessing as mp
 import socket
 import traceback
 import warnings
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import cloudpickle
@@ -14,7 +15,7 @@ import cloudpickle
 TIMEOUT_S = 240
 
 
-def _rank_main(connection: Any) -> None:
+def _rank_main(connection: Any, device_name: str) -> None:
     import pytest  # noqa: F401 - jobs use it, and importing it may take seconds
     import torch
 
@@ -25,11 +26,12 @@ def _rank_main(connection: Any) -> None:
     warnings.simplefilter("error")
     torch.set_num_threads(1)
     reduce_bn_recalibration()
+    device = _get_device(device_name)
     while (task := connection.recv()) is not None:
-        rank, size, port, device, call = task
+        rank, size, port, call = task
         env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
         try:
-            world = World.join(LaunchInfo(rank, size, rank, size), _get_device(device), 20.0, env)
+            world = World.join(LaunchInfo(rank, size, rank, size), device, 20.0, env)
             result = cloudpickle.loads(call)(world)
             world.close()
             connection.send((True, cloudpickle.dumps(result)))
@@ -48,54 +50,54 @@ def _get_device(name: str) -> Any:
 class RankPool:
     """`pool(4, job)` runs job(world) on four ranks and returns their results. It grows as needed.
 
-    With `device=standin.NAME` each rank has a stand-in accelerator.
+    With `device=standin.NAME` each rank has a stand-in accelerator, in processes of their own: autograd starts a thread
+    for each device at the first backward pass of a process, and none for devices that come later.
     """
 
     def __init__(self, initial_size: int = 4):
-        self._connections, self._processes = [], []
-        self._grow(initial_size)
+        self._ranks: dict[str, list[tuple[Any, Any]]] = defaultdict(list)  # by device: connections and processes
+        self._grow(initial_size, "cpu")
 
-    def _grow(self, size: int) -> None:
+    def _grow(self, size: int, device: str) -> None:
         context = mp.get_context("spawn")
-        while len(self._connections) < size:
+        while len(self._ranks[device]) < size:
             connection, child_connection = context.Pipe()
-            process = context.Process(target=_rank_main, args=(child_connection,), daemon=True)
+            process = context.Process(target=_rank_main, args=(child_connection, device), daemon=True)
             process.start()
-            self._connections.append(connection)
-            self._processes.append(process)
+            self._ranks[device].append((connection, process))
 
     def __call__(self, size: int, job: Callable[[Any], Any], device: str = "cpu") -> list[Any]:
-        self._grow(size)
+        self._grow(size, device)
         with socket.socket() as s:
             s.bind(("127.0.0.1", 0))
             port = s.getsockname()[1]
         call = cloudpickle.dumps(job)
         for rank in range(size):
-            self._connections[rank].send((rank, size, port, device, call))
+            self._ranks[device][rank][0].send((rank, size, port, call))
         try:
-            return self._collect_results(size)
+            return self._collect_results([connection for connection, _ in self._ranks[device][:size]])
         except AssertionError:
-            self._restart()  # a rank that failed may still have a process group, with which the next job would fail
+            self._restart(device)  # a rank that failed may still have a process group, with which the next job fails
             raise
 
-    def _collect_results(self, size: int) -> list[Any]:
+    def _collect_results(self, connections: Sequence[Any]) -> list[Any]:
         results = []
-        for rank in range(size):
-            assert self._connections[rank].poll(TIMEOUT_S), f"rank {rank} did not answer"
-            results.append(self._connections[rank].recv())
+        for rank, connection in enumerate(connections):
+            assert connection.poll(TIMEOUT_S), f"rank {rank} did not answer"
+            results.append(connection.recv())
         for rank, (succeeded, result) in enumerate(results):
             assert succeeded, f"rank {rank}:\n{result}"
         return [cloudpickle.loads(result) for _, result in results]
 
-    def _restart(self) -> None:
-        for connection, process in zip(self._connections, self._processes):
+    def _restart(self, device: str) -> None:
+        for connection, process in self._ranks.pop(device):
             process.kill()
             process.join(10)
             connection.close()
-        self._connections, self._processes = [], []
 
     def close(self) -> None:
-        for connection in self._connections:
+        ranks = [rank for ranks in self._ranks.values() for rank in ranks]
+        for connection, _ in ranks:
             connection.send(None)
-        for process in self._processes:
+        for _, process in ranks:
             process.join(10)
