@@ -171,7 +171,7 @@ def select_device(name: str | None, default: str) -> Device:
         raise UsageError(f"--device {name}: unknown device. Use cpu, cuda, cuda:1, xpu or mps")
     if not BACKENDS[kind].is_available():
         raise UsageError(f"--device {name}: torch finds no {kind.upper()} device on this machine. Use --device cpu")
-    return pick_device(kind, int(number or 0))
+    return BACKENDS[kind].device_at(int(number)) if number else pick_device(kind)
 
 
 # Options and their checks -------------------------------------------------------------------------------

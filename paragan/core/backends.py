@@ -83,6 +83,14 @@ class Backend:
         """
         return torch.device("cpu")
 
+    def device_at(self, index: int) -> torch.device:
+        """Return a device of this host by its number, and select it.
+
+        Raises:
+            UsageError: there is no such device.
+        """
+        return self.device_for_rank(index)
+
     def device_name(self, device: torch.device) -> str:
         """Return the model name of the device."""
         lines = PROC_CPUINFO.read_text().splitlines() if PROC_CPUINFO.exists() else []
@@ -191,7 +199,13 @@ class StreamBackend(Backend):
                 "ranks on it",
                 same_on_all_ranks=False,
             )
-        device = torch.device(self.kind, local_rank)
+        return self.device_at(local_rank)
+
+    def device_at(self, index: int) -> torch.device:
+        count = self.module.device_count()
+        if index >= count:
+            raise UsageError(f"--device {self.kind}:{index}: torch finds {count}. Use --device {self.kind}:{count - 1}")
+        device = torch.device(self.kind, index)
         self.check_build(device)
         self.module.set_device(device)
         return device

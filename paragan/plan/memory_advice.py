@@ -122,7 +122,7 @@ def format_advice(options: Sequence[str], condition: str = "") -> str:
     """Return a sentence that names options, each of which is enough."""
     if not options:
         return "Use a device with more memory, or smaller networks"
-    return f"Use {', or '.join(options)}{condition}"
+    return " ".join(["Use", ", or ".join(options) + condition])
 
 
 def find_largest_batch(run: Run, is_estimated_to_fit: FitsFn, fits: FitsFn) -> int:

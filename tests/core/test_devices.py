@@ -17,6 +17,7 @@ import torch
 
 import tiny_run
 from advice import advises
+from paragan.cli.common import select_device
 from paragan.config.validate import validate
 from paragan.core.devices import BACKENDS, backend_of, device_of_group, has_huge_pages, pick_device, set_huge_pages
 from paragan.core.errors import UsageError
@@ -107,6 +108,13 @@ def test_a_rank_that_was_given_one_device_takes_it(one_card, monkeypatch, name):
         monkeypatch.setenv(name, several)
         with pytest.raises(UsageError, match="this host has 1 CUDA devices"):
             pick_device("cuda", local_rank=3)
+
+
+def test_a_device_is_named_by_its_number(one_card, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    with advises("--device cuda:1: torch finds 1. Use --device cuda:0"):
+        select_device("cuda:1", "cpu")
+    assert select_device("cuda:0", "cpu").index == 0
 
 
 def test_auto_never_picks_mps(monkeypatch):
