@@ -11,7 +11,7 @@
                 minutes of it want a call of its own: --only-quality
 
 Needs nothing installed but what paragan imports; says what is missing. The file is written anew after every
-part, so that a run cut off keeps what it had. `--tiny` goes through everything but compilation in a minute on a CPU,
+part, so that a run cut off keeps what it had. `--tiny` goes through everything but compilation in minutes on a CPU,
 to test this script.
 """
 
@@ -451,6 +451,8 @@ def parse_args() -> argparse.Namespace:
 
 def main() -> int:
     options = parse_args()
+    if not (options.tiny or torch.cuda.is_available()):
+        sys.exit("torch finds no CUDA device on this machine: with --tiny this script runs on the CPU, to test it")
     warnings.simplefilter("ignore")
     torch._dynamo.config.disable = options.tiny  # compiling takes a minute on a CPU
     end = time.monotonic() + 60 * options.minutes

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib.util
 import re
 import subprocess
 import sys
@@ -19,6 +20,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
+
+if importlib.util.find_spec("triton") is None:
+    sys.exit("benchmarks.speed.ptx needs Triton, which is not installed: pip install triton")
 
 import torch
 from torch import Tensor

@@ -14,7 +14,7 @@ import torch
 from paragan.comm.launch_info import LaunchInfo
 from paragan.comm.process_group import CommunicationError, c10d
 from paragan.comm.world import World
-from paragan.core.devices import device_of_group, pick_device
+from paragan.core.devices import BACKENDS, device_of_group, pick_device
 from paragan.core.errors import RunError, UsageError
 
 LEAVE_TIMEOUT_S = 5.0  # how long a process that ends waits for the other ranks to end
@@ -57,6 +57,10 @@ def _choose_device(device: str | torch.device, launch_info: LaunchInfo) -> torch
         return device
     if device == "auto" and c10d.is_initialized():
         return device_of_group(c10d.get_backend_config())
+    if device != "auto" and device not in BACKENDS:
+        raise UsageError(
+            f"device={device}: unknown. Use auto, cpu or cuda, or torch.device('cuda:1') for a certain one"
+        )
     return pick_device(device, launch_info.local_rank)
 
 

@@ -162,6 +162,7 @@ def run_in_world(
 
 def select_device(name: str | None, default: str) -> Device:
     """Return the device of `--device`, or of the kind `default` if the option is not given."""
+    from paragan.core.backends import StreamBackend
     from paragan.core.devices import BACKENDS, pick_device
 
     if name is None:
@@ -171,7 +172,8 @@ def select_device(name: str | None, default: str) -> Device:
         raise UsageError(f"--device {name}: unknown device. Use cpu, cuda, cuda:1, xpu or mps")
     if not BACKENDS[kind].is_available():
         raise UsageError(f"--device {name}: torch finds no {kind.upper()} device on this machine. Use --device cpu")
-    return BACKENDS[kind].device_at(int(number)) if number else pick_device(kind)
+    backend = BACKENDS[kind]
+    return backend.device_at(int(number)) if number and isinstance(backend, StreamBackend) else pick_device(kind)
 
 
 # Options and their checks -------------------------------------------------------------------------------

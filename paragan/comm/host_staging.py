@@ -1,6 +1,6 @@
 """Groups of gloo for tensors of an accelerator: messages leave from and arrive in page-locked memory of the host.
 
-For groups that must outlive a lost rank, which those of NCCL do not, and for messages that wait for nobody. The host
+For groups that must outlive a lost rank, which those of NCCL do not, and for the pairs of asynchronous ranks. The host
 waits for the device before it sends.
 """
 

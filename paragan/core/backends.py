@@ -1,7 +1,7 @@
 """What differs between kinds of devices: CPUs, CUDA and ROCm GPUs, Intel GPUs (XPU) and Apple GPUs (MPS).
 
-One class for each kind. The rest of the package asks a backend (`core/devices.py` has all of them) and never compares
-device types. XPU and MPS are untested. XLA is not supported (docs/accelerators.md says why).
+One class for each kind, which the rest of the package asks (`core/devices.py` has all of them). XPU and MPS are
+untested. XLA is not supported (docs/accelerators.md says why).
 """
 
 from __future__ import annotations
@@ -82,14 +82,6 @@ class Backend:
             UsageError: there is no device for this rank.
         """
         return torch.device("cpu")
-
-    def device_at(self, index: int) -> torch.device:
-        """Return a device of this host by its number, and select it.
-
-        Raises:
-            UsageError: there is no such device.
-        """
-        return self.device_for_rank(index)
 
     def device_name(self, device: torch.device) -> str:
         """Return the model name of the device."""
@@ -195,13 +187,20 @@ class StreamBackend(Backend):
             local_rank = 0
         if local_rank >= count:
             raise UsageError(
-                f"--device.kind={self.kind}: this host has {count} {self.kind.upper()} devices. Start at most {count} "
-                "ranks on it",
+                f"--device.kind={self.kind}: of {self.kind.upper()} devices this process sees {count}. Start at most "
+                f"{count} of the ranks on this host",
                 same_on_all_ranks=False,
             )
         return self.device_at(local_rank)
 
     def device_at(self, index: int) -> torch.device:
+        """Return a device that this process sees by its number, and select it.
+
+        Raises:
+            UsageError: there is no such device.
+        """
+        if not self.is_available():
+            raise UsageError(f"--device {self.kind}:{index}: {self._unavailable_reason()}. Use --device cpu")
         count = self.module.device_count()
         if index >= count:
             raise UsageError(f"--device {self.kind}:{index}: torch finds {count}. Use --device {self.kind}:{count - 1}")
@@ -218,8 +217,8 @@ class StreamBackend(Backend):
 
     def _is_one_of_this_rank(self) -> bool:
         """Return whether whoever started this process has given it one device, as Slurm and Ray do."""
-        names = [os.environ[name] for name in self.visible_with if name in os.environ]
-        return bool(names) and all(name and "," not in name for name in names)
+        visible = [os.environ.get(name, "") for name in self.visible_with]
+        return any(devices and "," not in devices for devices in visible)
 
     def device_name(self, device: torch.device) -> str:
         return self.module.get_device_name(device)
@@ -283,6 +282,9 @@ class CudaBackend(StreamBackend):
     visible_with = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
     dist_backend = "cpu:gloo,cuda:nccl"
     profiler_name = "cuda"
+
+    def supports_bf16(self) -> bool:
+        return torch.cuda.is_bf16_supported(including_emulation=False)
 
     def _unavailable_reason(self) -> str:
         if not torch.version.cuda and not torch.version.hip:

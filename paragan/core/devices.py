@@ -19,7 +19,6 @@ from paragan.core.backends import Backend, ContextManager, CudaBackend, MpsBacke
 
 BACKENDS: dict[str, Backend] = {"cpu": Backend(), "cuda": CudaBackend(), "xpu": XpuBackend(), "mps": MpsBackend()}
 
-
 PR_SET_THP_DISABLE = 41  # of sys/prctl.h
 
 # Of malloc.h. M_TRIM_THRESHOLD: never; M_TOP_PAD: grow by 64 MB; M_MMAP_THRESHOLD: 32 MB and more are mapped.

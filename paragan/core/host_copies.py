@@ -27,7 +27,7 @@ def copy_to_host(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 class HostCopy:
-    """A copy of a tensor of a device that is on its way to the host."""
+    """A copy of a tensor of a device that is on its way to the host. Of a tensor of the host it is that tensor."""
 
     def __init__(self, x: Tensor):
         backend = backend_of(x.device)

@@ -535,6 +535,8 @@ def test_positions_and_small_data():
 
 def test_a_timeout_that_is_no_time(monkeypatch):
     monkeypatch.setattr(joined_world, "_world", None)
+    with advises("device=gpu: unknown. Use auto, cpu or cuda, or torch.device('cuda:1') for a certain one"):
+        pg.join(device="gpu")
     with advises("timeout_s=0: must be positive. Use 600"):
         pg.join(timeout_s=0)
     assert pg.join(timeout_s=600, device="cpu").size == 1

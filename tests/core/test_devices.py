@@ -62,7 +62,7 @@ def test_a_host_takes_as_many_ranks_as_advised(monkeypatch):
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     monkeypatch.setattr(torch.cuda, "get_arch_list", list)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    with advises("--device.kind=cuda: this host has 2 CUDA devices. Start at most 2 ranks on it"):
+    with advises("--device.kind=cuda: of CUDA devices this process sees 2. Start at most 2 of the ranks on this host"):
         pick_device("cuda", 2)
     assert [pick_device("cuda", rank).index for rank in range(2)] == [0, 1]
 
@@ -102,11 +102,12 @@ def test_an_amd_card_is_known_by_its_architecture(one_card, monkeypatch):
 
 @pytest.mark.parametrize("name", ["CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"])
 def test_a_rank_that_was_given_one_device_takes_it(one_card, monkeypatch, name):
+    monkeypatch.setenv("HIP_VISIBLE_DEVICES", "0,1,2,3")  # Slurm sets those of all vendors
     monkeypatch.setenv(name, "3")
     assert pick_device("cuda", local_rank=3).index == 0
     for several in ("0,1", ""):
         monkeypatch.setenv(name, several)
-        with pytest.raises(UsageError, match="this host has 1 CUDA devices"):
+        with pytest.raises(UsageError, match="this process sees 1"):
             pick_device("cuda", local_rank=3)
 
 
@@ -115,6 +116,11 @@ def test_a_device_is_named_by_its_number(one_card, monkeypatch):
     with advises("--device cuda:1: torch finds 1. Use --device cuda:0"):
         select_device("cuda:1", "cpu")
     assert select_device("cuda:0", "cpu").index == 0
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.version, "cuda", None)
+    with advises(f"--device cuda:0: this build of torch ({torch.__version__}) has no CUDA. Use --device cpu"):
+        BACKENDS["cuda"].device_at(0)
+    assert select_device("cpu", "cuda") == CPU
 
 
 def test_auto_never_picks_mps(monkeypatch):

@@ -1,4 +1,4 @@
-"""A stand-in accelerator for tests: `with standin.device() as device:` (see device.py)."""
+"""A stand-in accelerator for tests: `device = standin.install()` (see device.py)."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ def is_installed() -> bool:
 def register() -> None:
     """Register the device in this process, once."""
     _setup_privateuseone_for_python_backend(NAME, DeviceModule())
-    _let_backward_fail()
+    _let_exceptions_leave_backward()
     fallback = torch.library.Library("_", "IMPL")
     fallback.fallback(run, "PrivateUse1")
     fallback.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
@@ -130,7 +130,7 @@ def register() -> None:
     _kept.extend([fallback, kernels])
 
 
-def _let_backward_fail() -> None:
+def _let_exceptions_leave_backward() -> None:
     """Let exceptions leave a backward pass on the device.
 
     Autograd then sets device and stream back to what they were. There is one device and torch knows no streams of it,
@@ -176,7 +176,7 @@ def run(op: Any, *args: Any, **kwargs: Any) -> Any:
     inputs = [x for x in flat if is_on_device(x)]
     if inputs:
         _refuse_host_tensors(op, flat)
-        _record_sync(op, traits, flat)
+        _record_sync(op, traits, args)
     if any(isinstance(x, torch.Generator) for x in flat):
         raise RuntimeError(f"Expected a '{NAME}' device type for generator but found 'cpu' ({op.name()})")
     written = _written_arguments(traits, args, kwargs)
@@ -263,12 +263,12 @@ def _refuse_host_tensors(op: Any, flat: Sequence[Any]) -> None:
             )
 
 
-def _record_sync(op: Any, traits: _OpTraits, flat: Sequence[Any]) -> None:
+def _record_sync(op: Any, traits: _OpTraits, args: Sequence[Any]) -> None:
     """Record operations whose result the host has to wait for."""
     waits = traits.waits
     if op._schema.name in MASK_OPS:
-        waits = any(isinstance(x, Tensor) and x.dtype in (torch.bool, torch.uint8) for x in flat[1:])
-        waits = waits or any(isinstance(x, Tensor) and x.device.type == "cpu" and x.dim() for x in flat[1:])
+        indices = [x for x in args[1] if isinstance(x, Tensor)]
+        waits = any(x.dtype in (torch.bool, torch.uint8) or (x.device.type == "cpu" and x.dim()) for x in indices)
     if waits:
         syncs.record(op.name())
         streams.host_waits()

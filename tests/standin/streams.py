@@ -152,8 +152,6 @@ def before_kernel(reads: Sequence[Tensor], writes: Sequence[Tensor], name: str) 
     current = current_stream()
     number = current.launch()
     _deliver(current.clock, to_host=False)
-    if len(_streams) == 1:
-        return
     for x in (*reads, *writes):
         use = _uses[x.untyped_storage().data_ptr()]
         if use.writer and current.clock.get(use.writer[0], 0) < use.writer[1]:
