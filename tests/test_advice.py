@@ -405,7 +405,7 @@ COMMAND_CASES = [
     Case("eval COPY --device=gpu", "Use cpu, cuda, cuda:1, xpu or mps", ("--device=cpu",)),
     Case(
         "eval COPY --metrics=fd --device=mps",
-        "--device mps: torch finds no MPS device on this machine. Use --device cpu",
+        "--device mps: torch finds no Apple GPU on this host. Use --device cpu",
         ("--device=cpu",),
     ),
     Case(

@@ -142,38 +142,40 @@ def run_in_world(
     launch_info: LaunchInfo,
     action: Callable[[World, RunConsole], object],
     join: Callable[[Device], World] | None = None,
-    device: str | None = None,
+    device: Device | None = None,
 ) -> int:
     """Join the ranks of the launcher, call `action(world, console)` on each, and leave. Returns exit status 0.
 
     Args:
         join: joins the world on a device (default: World.join).
-        device: name of the device (default: that of the run).
+        device: of this rank (default: as the run says).
     """
     from paragan.comm.world import World
     from paragan.core.devices import pick_device
     from paragan.train.console import RunConsole
 
-    where = select_device(device, "") if device else pick_device(run.device.kind, launch_info.local_rank)
+    where = device or pick_device(run.device.kind, launch_info.local_rank)
     with join(where) if join else World.join(launch_info, where, run.timeout_s) as world:
         action(world, RunConsole(world.is_main))
     return 0
 
 
-def select_device(name: str | None, default: str) -> Device:
-    """Return the device of `--device`, or of the kind `default` if the option is not given."""
+def select_device(name: str | None, default: str, local_rank: int = 0) -> Device:
+    """Return the device of a rank by `--device`, or of the kind `default` if the option is not given."""
     from paragan.core.backends import StreamBackend
     from paragan.core.devices import BACKENDS, pick_device
 
-    if name is None:
-        return pick_device(default)
-    kind, colon, number = name.partition(":")
-    if kind not in BACKENDS or (colon and not (BACKENDS[kind].has_streams and number.isdecimal())):
+    kind, colon, number = (name or default).partition(":")
+    if name and (kind not in BACKENDS or (colon and not (BACKENDS[kind].has_streams and number.isdecimal()))):
         raise UsageError(f"--device {name}: unknown device. Use cpu, cuda, cuda:1, xpu or mps")
-    if not BACKENDS[kind].is_available():
-        raise UsageError(f"--device {name}: torch finds no {kind.upper()} device on this machine. Use --device cpu")
-    backend = BACKENDS[kind]
-    return backend.device_at(int(number)) if number and isinstance(backend, StreamBackend) else pick_device(kind)
+    backend = BACKENDS.get(kind)
+    try:
+        if number and isinstance(backend, StreamBackend):
+            return backend.device_at(int(number))
+        return pick_device(kind, local_rank)
+    except UsageError as error:  # which names the field of a run
+        error.args = (str(error).replace("--device.kind=", "--device "), *error.args[1:])
+        raise
 
 
 # Options and their checks -------------------------------------------------------------------------------

@@ -126,7 +126,8 @@ def _eval(options: argparse.Namespace, rest: list[str], arguments: list[str]) ->
     def score_model(world: World, console: RunConsole) -> None:
         sweep_truncations(folder, run, evaluation, world, console, options.data, truncations, seed, options.nets)
 
-    return run_in_world(run, launch_info, score_model, device=options.device)
+    device = select_device(options.device, run.device.kind, launch_info.local_rank)
+    return run_in_world(run, launch_info, score_model, device=device)
 
 
 def _evaluation_fields(options: argparse.Namespace, recorded: dict[str, Any]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from paragan.cli.common import (
     parse_size,
     progress_bar,
     run_in_world,
+    select_device,
     without_ranks_option,
 )
 from paragan.core.errors import RunError, UsageError
@@ -77,7 +78,8 @@ def eval_sets(options: argparse.Namespace, parser: argparse.ArgumentParser, argu
     def score_sets(world: World, console: RunConsole) -> None:
         _score_sets(options, comparison_options, world, console)
 
-    return run_in_world(Run(), launch_info, score_sets, device=options.device)
+    device = select_device(options.device, "auto", launch_info.local_rank)
+    return run_in_world(Run(), launch_info, score_sets, device=device)
 
 
 def _default_metrics(options: argparse.Namespace) -> str:

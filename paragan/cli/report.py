@@ -19,6 +19,8 @@ from paragan.core.errors import UsageError
 from paragan.data.storage.filesystem import is_url
 
 if TYPE_CHECKING:
+    from torch import device as Device
+
     from paragan.config.run import Run
 
 HELP = """With several RUN_DIRs the page shows their curves in common charts, and their last scores and
@@ -84,7 +86,6 @@ def _make_figures(folders: list[Path], options: argparse.Namespace) -> None:
 
 
 def _make_run_figures(folder: Path, options: argparse.Namespace, load_cached: Callable[[Any], Any]) -> None:
-    from paragan.core.devices import pick_device
     from paragan.train.callbacks.report_figures import MAX_THOROUGH_SEARCH_VALUES, is_outdated, make_figures
     from paragan.train.callbacks.scoring import make_feature_space
 
@@ -111,11 +112,21 @@ def _make_run_figures(folder: Path, options: argparse.Namespace, load_cached: Ca
         folder,
         dataset,
         nets=options.nets,
-        device=pick_device("auto"),
+        device=_pick_device(),
         space=space,
         max_search_values=MAX_THOROUGH_SEARCH_VALUES,
         no_neighbors_reason=reason,
     )
+
+
+def _pick_device() -> Device:
+    """Return a GPU, or the CPU if there is none that torch has code for."""
+    from paragan.core.devices import pick_device
+
+    try:
+        return pick_device("auto")
+    except UsageError:  # which advises the CPU
+        return pick_device("cpu")
 
 
 def _load_run(folder: Path, data: str | None) -> Run:

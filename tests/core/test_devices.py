@@ -17,6 +17,7 @@ import torch
 
 import tiny_run
 from advice import advises
+from paragan.cli import report
 from paragan.cli.common import select_device
 from paragan.config.validate import validate
 from paragan.core.devices import BACKENDS, backend_of, device_of_group, has_huge_pages, pick_device, set_huge_pages
@@ -121,6 +122,24 @@ def test_a_device_is_named_by_its_number(one_card, monkeypatch):
     with advises(f"--device cuda:0: this build of torch ({torch.__version__}) has no CUDA. Use --device cpu"):
         BACKENDS["cuda"].device_at(0)
     assert select_device("cpu", "cuda") == CPU
+
+
+def test_commands_name_the_option_that_they_have(one_card, monkeypatch):
+    """`paragan eval` of a run that was trained on another machine."""
+    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_100"])
+    with advises("which is sm_90. Use --device cpu, or install another build of torch"):
+        select_device("cuda", "cpu")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for name in ("cuda:0", "cuda", None):
+        with pytest.raises(UsageError, match=r"^--device cuda(:0)?: .*\. Use --device cpu$"):
+            select_device(name, "cuda")
+    assert select_device("cpu", "cuda") == CPU
+
+
+def test_a_report_is_drawn_on_the_cpu_if_torch_has_no_code_for_the_card(one_card, monkeypatch):
+    assert report._pick_device().type == "cuda"
+    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_100"])
+    assert report._pick_device() == CPU
 
 
 def test_auto_never_picks_mps(monkeypatch):

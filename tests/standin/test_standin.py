@@ -340,9 +340,10 @@ def test_views_share_memory():
     assert [view.shape for view in views] == [view.shape for view in (torch.empty_like(v, device="cpu") for v in views)]
 
 
-@pytest.mark.parametrize("shape", [(), (3,), (0,), (1, 3), (2, 1, 3)])
-def test_strides_equal_those_of_the_host(shape):
+@pytest.mark.parametrize("shape", [(), (3,), (0,), (0, 3), (1, 3), (2, 1, 3)])
+def test_shapes_and_strides_equal_those_of_the_host(shape):
     host = torch.zeros(shape)
+    assert torch.zeros(shape, device=DEVICE).shape == host.shape
     x = host.to(DEVICE)
     assert x.stride() == host.stride()
     assert (x + 1).stride() == host.stride()

@@ -9,6 +9,7 @@ import pytest
 
 import standin
 import tiny_run
+from advice import ROOT
 from paragan.comm.world import World
 from paragan.core.devices import BACKENDS
 from paragan.train.callbacks.log import LogCallback
@@ -17,6 +18,16 @@ from paragan.train.health.monitor import HealthMonitor
 from paragan.train.loop import play_round
 from processes import final_tensors, train_interrupted, train_tiny
 
+# Python that gives a rank a stand-in, and prints which one it asked for
+ONE_CARD_EACH = f"""
+import os, sys, torch
+sys.path.insert(0, {str(ROOT / "tests")!r})
+import standin
+from paragan.core.devices import BACKENDS
+device = standin.install()
+BACKENDS["cuda"] = BACKENDS[standin.NAME]
+BACKENDS["cuda"].device_for_rank = lambda local_rank: print("card", local_rank, flush=True) or device
+"""
 TICK = "paragan/train/stats.py read_device"  # where a tick waits
 SETTINGS = [
     "--kimg=0.08",
@@ -83,3 +94,14 @@ def test_a_tick_waits_for_the_device_once(ranks, settings, pool, tmp_path):
 
     for waits in pool(ranks, count_waits, standin.NAME):
         assert waits == [TICK]
+
+
+def test_ranks_of_an_evaluation_take_devices_of_their_own(processes, tmp_path):
+    run = train_tiny(tmp_path / "run", "--kimg=0.016")
+
+    def start(*arguments, **env):
+        return processes.start_forked(*arguments, patch=ONE_CARD_EACH, **env)
+
+    ranks = processes.start_ranks(2, "eval", str(run), "--metrics=kid", "--device=cuda", start=start)
+    assert [rank.wait() for rank in ranks] == [0, 0], [rank.err for rank in ranks]
+    assert [rank.out.splitlines()[0] for rank in ranks] == ["card 0", "card 1"]
