@@ -178,6 +178,19 @@ def select_device(name: str | None, default: str, local_rank: int = 0) -> Device
         raise
 
 
+@contextmanager
+def advise_on_memory(advice: str) -> Iterator[None]:
+    """End in one line, with advice, if the device runs out of memory inside."""
+    import torch
+
+    from paragan.core.errors import DeviceOutOfMemory
+
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise DeviceOutOfMemory(f"{str(error).partition('. GPU')[0]}. {advice}") from error
+
+
 # Options and their checks -------------------------------------------------------------------------------
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from paragan.cli.common import (
     add_command,
     add_nets_option,
+    advise_on_memory,
     check_no_extra_arguments,
     check_seed,
     check_truncation,
@@ -22,7 +23,7 @@ from paragan.cli.common import (
     select_device,
     without_ranks_option,
 )
-from paragan.cli.eval_sets import check_options_of_runs, eval_sets
+from paragan.cli.eval_sets import MEMORY_ADVICE, check_options_of_runs, eval_sets
 from paragan.core.errors import Interrupted, UsageError
 
 if TYPE_CHECKING:
@@ -124,7 +125,8 @@ def _eval(options: argparse.Namespace, rest: list[str], arguments: list[str]) ->
         return launch(ranks, without_ranks_option(arguments))
 
     def score_model(world: World, console: RunConsole) -> None:
-        sweep_truncations(folder, run, evaluation, world, console, options.data, truncations, seed, options.nets)
+        with advise_on_memory(MEMORY_ADVICE):
+            sweep_truncations(folder, run, evaluation, world, console, options.data, truncations, seed, options.nets)
 
     device = select_device(options.device, run.device.kind, launch_info.local_rank)
     return run_in_world(run, launch_info, score_model, device=device)
@@ -194,7 +196,7 @@ def _follow(options: argparse.Namespace, folder: Path, run: Run, evaluation: Any
     check_evaluation(evaluation, dataset)
     space = make_feature_space(evaluation, dataset)
     best = "" if run.evaluation.metrics else resolve_best_metric(run.output.best_metric, evaluation.metrics, space)
-    with _signals_as_interrupted(), _follow_lock(folder):
+    with _signals_as_interrupted(), _follow_lock(folder), advise_on_memory(MEMORY_ADVICE):
         follower = RunFollower(folder, run, dataset, evaluation, device, console, options.patience, best, options.nets)
         num_scored = follower()
     write_report(folder)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paragan.cli.common import (
+    advise_on_memory,
     check_writable,
     count_ranks,
     is_launched,
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from paragan.train.console import RunConsole
 
 QUIET_S = 10.0  # until metrics are named on stderr where that is no terminal
+MEMORY_ADVICE = "Use --device cpu"
 DEFAULT_METRICS = "fd,kid,prdc"
 RUN_ONLY = ("reference", "data", "nets", "follow", "truncation", "patience")  # options that score a run
 SETS_ONLY = ("fakes", "resolution", "channels", "range", "json")  # options that score two sets
@@ -76,7 +78,8 @@ def eval_sets(options: argparse.Namespace, parser: argparse.ArgumentParser, argu
     )
 
     def score_sets(world: World, console: RunConsole) -> None:
-        _score_sets(options, comparison_options, world, console)
+        with advise_on_memory(MEMORY_ADVICE):
+            _score_sets(options, comparison_options, world, console)
 
     device = select_device(options.device, "auto", launch_info.local_rank)
     return run_in_world(Run(), launch_info, score_sets, device=device)

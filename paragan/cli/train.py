@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from paragan.config.run import Run
     from paragan.train.console import RunConsole
     from paragan.train.run_dir_selection import RunDirRequest
+    from paragan.train.trainer import ExplainFn
 
 EXAMPLES = """examples:
   paragan train digits                                   a first GAN, in about a minute
@@ -186,15 +187,16 @@ def train_on_ranks(
 
         tolerate_lost_ranks = run.strategy.survives_rank_loss or bool(run.per_label)
         return launch(ranks, without_ranks_option(arguments), tolerate_lost_ranks=tolerate_lost_ranks)
-    if run.per_label:
-        return _train_per_label(run, launch_info, request, reasons)
     from paragan.plan.memory_advice import explain_out_of_memory
+
+    explain = functools.partial(explain_out_of_memory, has_named_dir=request.run_dir is not None)
+    if run.per_label:
+        return _train_per_label(run, launch_info, request, reasons, explain)
     from paragan.plan.select.choose import choose_strategy
     from paragan.plan.tune.layout_tuner import decide_layout
     from paragan.train.trainer import TrainJob
 
     decide = decide_layout if run.device.tune == "measured" else choose_strategy
-    explain = functools.partial(explain_out_of_memory, has_named_dir=request.run_dir is not None)
     job = TrainJob(run, launch_info, request, decide, explain)
 
     def train_in_world(world: World, console: RunConsole) -> None:
@@ -209,13 +211,15 @@ def train_on_ranks(
     return run_in_world(run, launch_info, train_in_world, job.join_world)
 
 
-def _train_per_label(run: Run, launch_info: LaunchInfo, request: RunDirRequest, reasons: list[str]) -> int:
+def _train_per_label(
+    run: Run, launch_info: LaunchInfo, request: RunDirRequest, reasons: list[str], explain: ExplainFn
+) -> int:
     from paragan.core.devices import pick_device
     from paragan.train.console import RunConsole
     from paragan.train.per_label.launch_workers import train_per_label
 
     device = pick_device(run.device.kind, launch_info.local_rank)
-    folder = train_per_label(run, launch_info, device, request, reasons)
+    folder = train_per_label(run, launch_info, device, request, reasons, explain)
     if launch_info.rank == 0:
         print_done(folder, RunConsole())
     return 0

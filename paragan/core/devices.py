@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import os
 import shutil
 import sys
@@ -57,6 +58,13 @@ def device_of_group(dist_backend: str) -> torch.device:
         if library != "gloo" and library in dist_backend:  # whoever formed the group has set the device
             return torch.device(kind, torch.get_device_module(kind).current_device())
     return torch.device("cpu")
+
+
+def release_memory(device: torch.device) -> None:
+    """Give back memory of an accelerator that nothing refers to any more, which may wait for the garbage collector."""
+    if device.type != "cpu":
+        gc.collect()
+        backend_of(device).empty_cache(device)
 
 
 def find_cpp_compiler() -> str | None:

@@ -7,14 +7,11 @@ Estimates (plan/round_cost.py) find a candidate, and on the device a round is pl
 from __future__ import annotations
 
 import dataclasses
-import gc
 from collections.abc import Callable, Sequence
-
-import torch
 
 from paragan.comm.world import World
 from paragan.config.run import Run, with_lanes
-from paragan.core.devices import backend_of
+from paragan.core.devices import backend_of, release_memory
 from paragan.core.errors import DeviceOutOfMemory, UsageError
 from paragan.data.dataset import Dataset
 from paragan.plan.cost import format_bytes
@@ -160,9 +157,3 @@ def name_batch(run: Run, batch: int = 0) -> str:
     if run.g_batch and batch:
         return f"{name} --g_batch={_g_batch(run, batch)}"
     return name
-
-
-def release_memory(device: torch.device) -> None:
-    """Give back memory of the device that nothing refers to any more."""
-    gc.collect()
-    backend_of(device).empty_cache(device)

@@ -28,6 +28,7 @@ from paragan.config.run import Run
 from paragan.config.validate import (
     describe_unused_length,
 )
+from paragan.core.devices import release_memory
 from paragan.core.errors import DeviceOutOfMemory, UsageError
 from paragan.core.jsonl import JsonlFile
 from paragan.data.dataset import Dataset
@@ -224,6 +225,7 @@ def train_in_dir(
         DeviceOutOfMemory: the device of this rank has too little memory.
     """
     while True:
+        release_memory(world.device)  # of the label before, or of the rounds that were undone
         try:
             return train_from_checkpoint(run_dir, run, world, dataset, console, extra_callbacks)
         except RollbackRequested as rollback_request:

@@ -60,6 +60,17 @@ def test_a_run_that_is_too_large_for_its_device_ends_with_settings_that_fit(limi
         train_tiny(tmp_path / f"{number}", *SETTINGS, *options)
 
 
+def test_a_label_that_is_too_large_for_its_device_ends_with_settings_that_fit(limit_memory, tmp_path):
+    limit_memory(1_700_000)
+    settings = [*SETTINGS, "--kimg=0.64", "--strategy=per-label"]
+    result = run_cli(*train_args(tmp_path / "run", *settings))
+    assert result.status == 2
+    assert re.fullmatch(
+        r"paragan: --batch=64: needs about .* Use --batch=\d+, or --device.lanes_per_pass=1, .*\n", result.err
+    )
+    train_tiny(tmp_path / "smaller", *settings, *advised_options(result.err)[0])
+
+
 def test_other_ranks_end_with_the_reason(processes, tmp_path):
     def start(*arguments, **env):
         return processes.start_forked(*arguments, patch=TWO_CARDS, **env)
@@ -78,3 +89,14 @@ def test_a_run_that_fits_nowhere_says_so(limit_memory, tmp_path):
     assert result.err.endswith(f"{case.advice}\n"), result
     for follow in case.follow:
         train_tiny(tmp_path / "smaller", *SETTINGS, follow)
+
+
+def test_scores_that_need_too_much_memory_are_computed_on_the_cpu_as_advised(limit_memory, tmp_path):
+    run = train_tiny(tmp_path / "run", "--kimg=0.016")
+    for source in ((run,), ("--reals=digits", "--fakes=digits")):
+        limit_memory(20_000)
+        case = Case("", "Use --device cpu", ("--device=cpu",))
+        result = run_cli("eval", *source, "--metrics=fd", "--device=cuda")
+        assert result.status == 2
+        assert re.fullmatch(rf"paragan: .*out of memory\. Tried to .* {case.advice}", result.err.splitlines()[-1])
+        assert run_cli("eval", *source, "--metrics=fd", *case.follow).status == 0

@@ -31,12 +31,18 @@ from paragan.train.rank_agreement import check_shared_storage, on_all_ranks
 from paragan.train.run_dir import RunDir
 from paragan.train.run_dir_selection import INPUT_PATHS, RunDirRequest, select_shared_run_dir, unwritable_error
 from paragan.train.session import check_init_from, set_threads
+from paragan.train.trainer import ExplainFn
 
 BUDGET_FIELDS = ("kimg", "strategy.minutes")  # may change on resume, but must be equal for all workers
 
 
 def train_per_label(
-    run: Run, launch_info: LaunchInfo, device: torch.device, request: RunDirRequest, reasons: Sequence[str]
+    run: Run,
+    launch_info: LaunchInfo,
+    device: torch.device,
+    request: RunDirRequest,
+    reasons: Sequence[str],
+    explain: ExplainFn | None = None,
 ) -> Path:
     """Work on a per-label run until it is done, as one of any number of processes. Returns the run folder.
 
@@ -44,6 +50,7 @@ def train_per_label(
 
     Args:
         reasons: lines that are printed first.
+        explain: says which settings would fit, if the device runs out of memory.
     """
     console = RunConsole(launch_info.rank == 0)
     world = World.join(launch_info, device, run.timeout_s)
@@ -70,7 +77,7 @@ def train_per_label(
         if line:
             console.print(line)
     with world.split_off(ranks) as label_world:
-        LabelWorker(run, dataset, jobs, path, label_world, console).work()
+        LabelWorker(run, dataset, jobs, path, label_world, console, explain).work()
     return path
 
 

@@ -35,7 +35,7 @@ from paragan.train.per_label.label_dirs import find_label_dir, label_seed, lease
 from paragan.train.per_label.lease_queue import Lease, LeaseEntry, LeaseQueue
 from paragan.train.run_dir import RunDir
 from paragan.train.session import Callback, Session, callbacks_due
-from paragan.train.trainer import train_in_dir
+from paragan.train.trainer import ExplainFn, train_in_dir
 
 POLL_S = 1.0
 MAX_ATTEMPTS = 5  # workers that may die in a label, one after the other, without a new checkpoint
@@ -93,6 +93,7 @@ class LabelWorker:
 
     jobs              : the labels of the run, the longest first
     world             : the ranks of this worker only
+    explain           : says which settings would fit, if the device runs out of memory
     previously_failed : lease numbers of labels that had failed when it started: it tries them again
     lease             : what this worker works on; None on other ranks than the first
     """
@@ -103,6 +104,7 @@ class LabelWorker:
     folder: Path
     world: World
     console: RunConsole
+    explain: ExplainFn | None = None
     previously_failed: Mapping[str, int] = field(default_factory=dict[str, int])
     lease: Lease | None = None
 
@@ -281,7 +283,7 @@ class LabelWorker:
             run_dir.write_run_config(run)
         callbacks: list[Callback] = [LeaseFence(self.lease)] if self.lease else []
         callbacks.append(TimeBudget(job.max_seconds, self.console))
-        session, late_signal = train_in_dir(run_dir, run, self.world, dataset, self.console, callbacks)
+        session, late_signal = train_in_dir(run_dir, run, self.world, dataset, self.console, callbacks, self.explain)
         if self.lease and self.lease.is_owned():
             final = label_dir(self.folder / "labels", job.label)
             run_dir.path.rename(final)
