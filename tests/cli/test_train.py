@@ -53,7 +53,7 @@ INVALID_LINES = {  # command line -> parts of its error
     "train digits --kimg inf": ["kimg=inf", "finite"],
     "train digits --strategy gossip --strategy.topology=hypercube --ranks 3": ["hypercube on 3 ranks", "one-peer"],
     "train digits --strategy gosip": ["gosip", "gossip"],
-    "train digits --device.kind=gpu": ["gpu", "'auto', 'cpu', 'cuda' or 'mps'"],
+    "train digits --device.kind=gpu": ["gpu", "'auto', 'cpu', 'cuda', 'xpu' or 'mps'"],
     "train digits more": ["more"],
     "train digits --batch 60": ["--batch 60", "--lanes 8", "56 or 64"],
     "train digits --batch 4": ["--batch 4", "8 or 16"],
