@@ -220,8 +220,12 @@ def resume(run, world, folder):
 
 @every_strategy
 def test_one_rank_goes_on_with_a_checkpoint_of_the_other_device(name, tmp_path):
+    """To the device and from it by turns; both ways with what checkpoints hold of earlier rounds."""
     run = run_of(name)
-    for first, second in ((World.solo(), solo()), (solo(), World.solo())):
+    ways = ((World.solo(), solo()), (solo(), World.solo()))
+    if name != "async, lags and replay":
+        ways = (ways[list(table.STRATEGIES).index(name) % 2],)
+    for first, second in ways:
         folder, _ = tiny_run.save_after(run, 2, first, tmp_path / first.device.type)
         check(resume(run, second, folder), on_the_cpu(run))
 

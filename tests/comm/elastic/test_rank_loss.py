@@ -124,13 +124,13 @@ def test_killed_rank_rejoins(victim, strategy, tmp_path, processes):
 
 def test_a_rank_of_an_accelerator_is_killed_and_rejoins(tmp_path, processes):
     patch = "import standin; standin.replace_cuda()"
-    ranks = RankProcesses(tmp_path / "run", processes, "--device.kind=cuda", "--kimg=1.6", size=3, patch=patch)
+    ranks = RankProcesses(tmp_path / "run", processes, "--device.kind=cuda", "--kimg=0.96", size=3, patch=patch)
     wait_for_step(ranks.run, 3)
     ranks.send_signal(signal.SIGKILL, 2)
     ranks.wait_for_event(lambda row: row["lost"] == [2])
     ranks.restart(2)
     ranks.wait_for_event(lambda row: row["joined"] == [2])
-    ranks.assert_finished(0, 1, 2, last_step=100)
+    ranks.assert_finished(0, 1, 2, last_step=60)
 
 
 def test_frozen_rank_is_left_out_until_it_wakes(tmp_path, processes):
