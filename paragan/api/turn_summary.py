@@ -62,7 +62,7 @@ def gradients_carry_marks(strategy: Any, dtypes: set[torch.dtype], world: World)
 
 
 class TurnNumbers:
-    """Which turn each rank plays: a small message between hosts that is under way during the forward pass."""
+    """Compare whose turn it is on each rank, by a small message between hosts that is sent during the forward pass."""
 
     def __init__(self, replica: ReplicaInTurn):
         self._replica = replica

@@ -198,7 +198,7 @@ class DeliverNonFinite:
 
 
 class FiniteCheck:
-    """Whether all numbers of some vectors are finite, by their sums: in float32, since one in float16 may overflow.
+    """Check that all numbers of some vectors are finite, by their sums: in float32, since one in float16 may overflow.
 
     It is work in flight: buckets whose checks are all under way wait for their device once, and not each by itself.
     """

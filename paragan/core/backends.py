@@ -1,7 +1,7 @@
-"""What differs between kinds of devices: CPUs, CUDA and ROCm GPUs, Intel GPUs (XPU) and Apple GPUs (MPS).
+"""Define one backend for each kind of device: CPUs, CUDA and ROCm GPUs, Intel GPUs (XPU) and Apple GPUs (MPS).
 
-One class for each kind, which the rest of the package asks (`core/devices.py` has all of them). XPU and MPS are
-untested. XLA is not supported (docs/accelerators.md says why).
+The rest of the package asks a backend for what differs between devices (`core/devices.py` has all of them). XPU and MPS
+are untested. XLA is not supported (docs/accelerators.md says why).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which settings fit into the memory of a device, where those of a run do not.
+"""Find settings that fit into the memory of a device, where those of a run do not.
 
 `explain_out_of_memory` is called when training ran out of memory; `paragan train -n` foresees it (`find_options`).
 Estimates (plan/round_cost.py) find a candidate, and on the device a round is played to see whether it fits.

@@ -70,7 +70,7 @@ def test_a_host_takes_as_many_ranks_as_advised(monkeypatch):
 
 @pytest.fixture
 def one_card(monkeypatch):
-    """One CUDA device of compute capability 9.0."""
+    """Pretend that there is one CUDA device, of compute capability 9.0."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)

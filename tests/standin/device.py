@@ -208,7 +208,7 @@ def run(op: Any, *args: Any, **kwargs: Any) -> Any:
 
 @dataclass(frozen=True)
 class _OpTraits:
-    """What the schema of an operation says.
+    """Facts about an operation, from its schema.
 
     is_view     : its result shares memory with an argument
     written     : arguments it writes to: position and name

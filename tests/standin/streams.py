@@ -89,7 +89,7 @@ class _PendingCopy:
 
 @dataclass
 class _Use:
-    """What streams did with a storage last."""
+    """The last operations of all streams on one storage."""
 
     writer: tuple[int, int] | None  # stream, number of the operation
     readers: Clock

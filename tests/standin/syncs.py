@@ -1,4 +1,4 @@
-"""What made the host wait for the stand-in accelerator."""
+"""Record what makes the host wait for the stand-in accelerator."""
 
 from __future__ import annotations
 
