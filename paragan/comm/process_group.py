@@ -6,7 +6,7 @@ counted by a `Meter` when a message is handed to torch, by the formulas of comm/
 
 Gloo does not notify a rank whose message was half sent or half received when its connection closes; it would wait for
 the timeout. Groups that must survive the loss of a rank therefore wait in a separate thread (`WaitThread`), which is
-abandoned together with the group.
+abandoned together with the group; collectives of all ranks look at the connections meanwhile (`_WatchedCollective`).
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ T = TypeVar("T")
 c10d: Any = dist  # torch leaves most of it untyped
 
 POLL_S = 0.02
+PEER_CHECK_S = 1.0  # between looks at the connections, while a collective waits
 
 
 class CommunicationError(RunError):
@@ -206,11 +207,8 @@ class WaitThread:
         self._queue.put(None)
 
     def abandon(self) -> None:
-        """Fail all pending work with CommunicationError.
-
-        The process group is leaked on purpose: destroying it joins its threads, and one may be blocked for ever.
-        """
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.group))
+        """Fail all pending work with CommunicationError."""
+        _leak(self.group)
         self.cancelled = True
         self.close()
 
@@ -221,6 +219,42 @@ class WaitThread:
             except CommunicationError as error:
                 pending.error = error
             pending.done.set()
+
+
+def _leak(process_group: object) -> None:
+    """Leak a process group: destroying it would join its threads, and one may be blocked for ever."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(process_group))
+
+
+@dataclass(frozen=True)
+class _WatchedCollective:
+    """A collective of gloo whose wait ends soon after a rank was lost, also where gloo does not notice.
+
+    has_lost_peer : whether a connection to another rank was closed
+    """
+
+    work: dist.Work
+    process_group: Any
+    has_lost_peer: Callable[[], bool]
+
+    def wait(self) -> None:
+        num_closed = 0  # how often in a row a closed connection was seen: what had arrived before may complete it
+        while num_closed < 2:
+            if self._wait_for(PEER_CHECK_S):
+                return
+            num_closed = num_closed + 1 if self.has_lost_peer() else 0
+        _leak(self.process_group)
+        raise RuntimeError("Connection closed by peer")
+
+    def _wait_for(self, timeout_s: float) -> bool:
+        """Wait for at most this long; unlike a timeout of gloo, this one breaks nothing. Returns whether it is done."""
+        try:
+            self.work.wait(timedelta(seconds=timeout_s))
+        except RuntimeError:
+            if not self.work.is_completed():
+                return False
+            self.work.wait()  # raises, unless it has just completed
+        return True
 
 
 @dataclass(frozen=True)
@@ -254,11 +288,13 @@ class TorchGroup:
     process_group : a torch.distributed process group, or one of its backends
     meter         : counts what this rank sends
     wait_thread   : waits for the messages of a group that may be aborted
+    has_lost_peer : whether a connection to another of its ranks was closed; None: unknown
     """
 
     process_group: Any
     meter: Meter = field(default_factory=Meter)
     wait_thread: WaitThread | None = None
+    has_lost_peer: Callable[[], bool] | None = None
 
     @property
     def rank(self) -> int:
@@ -272,17 +308,21 @@ class TorchGroup:
         return replace(self, meter=meter)
 
     def all_reduce_sum(self, x: Tensor) -> Work:
-        return self._launch(lambda: self.process_group.allreduce([x]), ring_all_reduce(x.nbytes, self.size))
+        return self._launch(lambda: self.process_group.allreduce([x]), x, ring_all_reduce(x.nbytes, self.size))
 
     def all_gather(self, x: Tensor, out: Tensor | None = None) -> tuple[Tensor, Work]:
         rows = x.new_empty(self.size, *x.shape) if out is None else out
         work = self._launch(
-            lambda: self.process_group.allgather([list(rows)], [x.contiguous()]), ring_all_gather(x.nbytes, self.size)
+            lambda: self.process_group.allgather([list(rows)], [x.contiguous()]),
+            x,
+            ring_all_gather(x.nbytes, self.size),
         )
         return rows, work
 
     def all_to_all(self, x: Tensor, out: Tensor) -> Work:
-        return self._launch(lambda: self.process_group.alltoall_base(out, x, [], []), all_to_all(x.nbytes, self.size))
+        return self._launch(
+            lambda: self.process_group.alltoall_base(out, x, [], []), x, all_to_all(x.nbytes, self.size)
+        )
 
     def send_recv(self, sends: Mapping[int, Tensor], recvs: Mapping[int, Tensor], tag: int = 0) -> Work:
         self.meter.count(Traffic(sum(x.nbytes for x in sends.values()), len(sends)))
@@ -300,10 +340,15 @@ class TorchGroup:
         ops += [c10d.P2POp(c10d.irecv, x, group=group, group_peer=rank) for rank, x in sorted(recvs.items())]
         return c10d.batch_isend_irecv(ops)  # NCCL needs them in one batch; it ignores the tag
 
-    def _launch(self, start: Callable[[], dist.Work | None], traffic: Traffic) -> Work:
+    def _launch(self, start: Callable[[], dist.Work | None], x: Tensor, traffic: Traffic) -> Work:
         self.meter.count(traffic)
-        work = as_comm_error(start)
-        return _CompletedWork() if work is None else _MeteredWork(work, self.meter, self.wait_thread)
+        started = as_comm_error(start)
+        if started is None:
+            return _CompletedWork()
+        work: Work = started
+        if self.has_lost_peer and x.device.type == "cpu":
+            work = _WatchedCollective(started, self.process_group, self.has_lost_peer)
+        return _MeteredWork(work, self.meter, self.wait_thread)
 
 
 class _StoreAdapter(c10d.Store):

@@ -152,7 +152,7 @@ class World:
             check,
         )
         World._formed_default_group = True
-        world.all_ranks = TorchGroup(c10d.group.WORLD)
+        world.all_ranks = TorchGroup(c10d.group.WORLD, has_lost_peer=world._has_lost_peer)
         world._peer_sockets = set(filter(is_connected, open_sockets() - world._other_sockets))
         return world
 
@@ -184,7 +184,7 @@ class World:
         world._other_sockets = open_sockets()
         own_group = c10d.new_group(backend=backend_of(device).dist_backend, timeout=timedelta(seconds=timeout_s))
         world._adopted_group = own_group
-        world.all_ranks = TorchGroup(own_group)
+        world.all_ranks = TorchGroup(own_group, has_lost_peer=world._has_lost_peer)
         world._peer_sockets = set(filter(is_connected, open_sockets() - world._other_sockets))
         return world
 
@@ -419,6 +419,12 @@ class World:
     def close_inherited_sockets(self) -> None:
         """Close the connections to the other ranks in a forked process. Those of the process itself stay open."""
         replace_sockets(open_sockets() & (self._peer_sockets | self._store_sockets))
+
+    def _has_lost_peer(self) -> bool:
+        """Return whether a connection to another rank was closed, though no rank has left in good order."""
+        if not any(map(is_closed, self._peer_sockets)):
+            return False
+        return not any(self.store.check([f"bye/{rank}"]) for rank in range(self.size))
 
     def _shutdown_peer_sockets(self) -> None:
         if isinstance(self.all_ranks, TorchGroup):

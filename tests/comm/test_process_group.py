@@ -46,6 +46,38 @@ def test_waiting_for_half_a_message_fails_at_once(pool, kind):
         assert waited_s < 10
 
 
+def test_a_collective_that_watches_connections_fails_soon_without_a_thread(pool):
+    def job(world):
+        import threading
+        import time
+
+        import torch
+
+        from paragan.comm.process_group import CommunicationError, TorchGroup, new_gloo_group
+        from paragan.comm.sockets import is_closed, open_sockets, shutdown_sockets
+
+        sockets_before = open_sockets()
+        gloo = new_gloo_group(world.store, "watched", world.rank, 2, 60)
+        connections = open_sockets() - sockets_before
+        group = TorchGroup(gloo.process_group, has_lost_peer=lambda: any(map(is_closed, connections)))
+        slow = torch.ones(4)
+        if world.rank == 1:
+            time.sleep(1.5)  # longer than the time between two looks at the connections
+        group.all_reduce_sum(slow).wait()
+        world.all_gather_str("ready")
+        threading.Timer(0.02, lambda: shutdown_sockets(connections)).start()
+        start = time.monotonic()
+        try:
+            group.all_reduce_sum(torch.zeros(1 << 26)).wait()
+        except CommunicationError:
+            return slow.tolist(), time.monotonic() - start
+        return "arrived", 0.0
+
+    for total, waited_s in pool(2, job):
+        assert total == [2.0] * 4
+        assert 0 < waited_s < 10
+
+
 def test_shutdown_closes_both_ends_but_not_the_listener():
     sockets_before = open_sockets()
     with contextlib.ExitStack() as stack:

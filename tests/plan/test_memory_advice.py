@@ -23,6 +23,7 @@ def limit_memory(monkeypatch):
     """Let `cuda` be a stand-in with so many bytes."""
     standin.install()
     monkeypatch.setitem(BACKENDS, "cuda", BACKENDS[standin.NAME])
+    memory.forget_all()
     return lambda size: monkeypatch.setattr(memory, "limit_bytes", size)
 
 

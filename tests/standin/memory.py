@@ -51,6 +51,13 @@ def reset_peak() -> None:
     _peak_bytes = allocated_bytes()
 
 
+def forget_all() -> None:
+    """Count no storage that exists now: it belongs to the tests before."""
+    global _sum_bytes, _peak_bytes
+    _storages.clear()
+    _sum_bytes = _peak_bytes = 0
+
+
 def pin(address: int, size: int) -> None:
     """Page-lock memory of the host."""
     _pinned.add((address, size))
