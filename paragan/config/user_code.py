@@ -41,7 +41,7 @@ AnyObjective = Annotated[
 
 @dataclass(frozen=True)
 class UserObjective:
-    """A user-defined objective, which has only two losses, as an `Objective`."""
+    """A user-defined objective, which has two losses and at most `replayed_fields`, as an `Objective`."""
 
     user_objective: Any
     latent_perturbation: float = 0.0
@@ -49,6 +49,10 @@ class UserObjective:
     @property
     def second_order(self) -> bool:
         return bool(self.user_objective.second_order)
+
+    @property
+    def replayed_fields(self) -> tuple[str, ...]:
+        return tuple(getattr(self.user_objective, "replayed_fields", ()))
 
     def discriminator(self, d: DiscriminatorFn, real: Batch, fake: Batch, step: int) -> Loss:
         return self.user_objective.discriminator(d, real, fake, step)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -17,8 +17,9 @@ from torch import Tensor
 from paragan.comm.bucket import Exchange
 from paragan.comm.process_group import Group
 from paragan.core.rng import LaneRng
-from paragan.core.types import Batch, DiscriminatorFn, Loss
+from paragan.core.types import Batch, DiscriminatorFn, Loss, judged_array, named_fields
 from paragan.game.graph_capture import GraphRecorder
+from paragan.game.late_start import LateStart
 from paragan.game.objective import Objective
 from paragan.game.player import Player
 from paragan.game.turn import Turn
@@ -26,6 +27,7 @@ from paragan.game.turn import Turn
 FakesFn = Callable[[Batch, int], Batch]  # (micro-batch, step) -> fakes for D
 DiscriminatorGetter = Callable[[int], DiscriminatorFn]  # step -> the D that G trains against
 FakesCallback = Callable[[Batch, int], None]  # (fakes that G made, step)
+GeneratorFn = Callable[[Batch], Batch]  # (micro-batch) -> fakes for G's own turn
 ConditioningFn = Callable[[Batch], Tensor]  # (micro-batch) -> the input of G, row by row
 
 
@@ -40,6 +42,9 @@ class Game:
     autocast           : makes the context in which losses are computed (precision)
     conditioning_input : what G gets in place of latents (for an autoencoder, the images); None: latents
     shape              : of one image or array of the data
+    judged             : the field of G's output that D judges, if G returns a NamedTuple
+    late_start         : when D starts
+    shares_forward     : D judges the images of the pass that G's turn differentiates (shared_forward.py)
     uses_torch_rng     : a network draws from torch's own generator, which is then seeded before every pass
     make_recorder      : makes what captures and replays the passes of a turn, or None
     """
@@ -55,6 +60,9 @@ class Game:
     autocast: Callable[[], AbstractContextManager[object]] = nullcontext
     conditioning_input: ConditioningFn | None = None
     shape: tuple[int, ...] = ()
+    judged: str = "images"
+    late_start: LateStart = field(default_factory=LateStart)
+    shares_forward: bool = False
     uses_torch_rng: bool = False
     make_recorder: Callable[[], GraphRecorder | None] = lambda: None
 
@@ -94,6 +102,7 @@ class Game:
         team: Group,
         weight: float = 1.0,
         on_fakes: FakesCallback = lambda fake, step: None,
+        get_fakes: GeneratorFn | None = None,
     ) -> Turn:
         """Return a turn of G.
 
@@ -102,6 +111,7 @@ class Game:
             exchange: how the gradient is exchanged with the team.
             weight: this rank's part of the team's gradient.
             on_fakes: is called with the fakes of every pass.
+            get_fakes: generates them; None: `generate`.
         """
 
         def loss(micro_batch: Batch, step: int) -> Loss:
@@ -109,8 +119,10 @@ class Game:
             g_batch = replace(micro_batch, rng=replace(micro_batch.rng, per_lane=per_lane))
             self._seed_torch(g_batch, "G")
             with self.autocast():
-                fake = self.generate(g_batch, "G")
+                fake = get_fakes(micro_batch) if get_fakes else self.generate(g_batch, "G")
                 on_fakes(fake, step)
+                weight = self.late_start.weight(self.g.images_before)
+                fake = replace(fake, generator=self.g.net, adversarial_weight=weight)
                 return self._with_weight_penalty(
                     self.g, self.objective.generator(get_discriminator(step), fake, micro_batch, step)
                 )
@@ -135,12 +147,13 @@ class Game:
         for player in self.players:
             player.set_images_per_lane(micro_batch.rng.per_lane)
         z, y = self.generator_inputs(micro_batch, turn)
-        images = self.g.net(z, y)
+        output = self.g.net(z, y)
         perturbed = None
         if self.objective.latent_perturbation:
             noise = micro_batch.rng.normal(f"nearby/{turn}", *z.shape[1:])
-            perturbed = self.g.net(z + self.objective.latent_perturbation * noise, y)
-        return Batch(images, y, micro_batch.rng, z, perturbed)
+            perturbed = judged_array(self.g.net(z + self.objective.latent_perturbation * noise, y), self.judged)
+        images = judged_array(output, self.judged)
+        return Batch(images, y, micro_batch.rng, z, perturbed, named_fields(output))
 
     def generator_inputs(self, micro_batch: Batch, turn: str) -> tuple[Tensor, Tensor | None]:
         """Return input and labels of G: latents and drawn labels, or `conditioning_input` and data labels."""

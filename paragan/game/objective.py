@@ -26,12 +26,17 @@ class Objective(Protocol):
         """The scale of the noise on latents from which G makes a second set of images (`Batch.perturbed`); 0: none."""
         ...
 
+    @property
+    def replayed_fields(self) -> tuple[str, ...]:
+        """The fields [N, ...] of G's output, beside the images, that D's loss uses: buffers of fakes hold them."""
+        ...
+
     def discriminator(self, d: DiscriminatorFn, real: Batch, fake: Batch, step: int) -> Loss:
         """Return the loss of D."""
         ...
 
     def generator(self, d: DiscriminatorFn, fake: Batch, real: Batch, step: int) -> Loss:
-        """Return the loss of G."""
+        """Return the loss of G. Where `fake.adversarial_weight` is 0, D must not be called."""
         ...
 
     def weight_penalty(self, player: str, net: nn.Module) -> Loss | None:

@@ -1,7 +1,8 @@
 """A player: one network with its optimizer, flat parameter vectors and moving average.
 
-Batch norm normalises over a lane, not over a pass (nets/lane_batch_norm.py). A player keeps the sums of all such layers
-in one vector and averages it over the team once per step, so that buffers agree on all ranks.
+Batch norm normalises over a lane, not over a pass (nets/lane_batch_norm.py). A player keeps the sums of all such
+layers, and those of synchronised buffers, in one vector and sums it over the team once per step, so that buffers agree
+on all ranks.
 """
 
 from __future__ import annotations
@@ -10,11 +11,13 @@ import contextlib
 from collections.abc import Callable, Generator
 from typing import Protocol, runtime_checkable
 
+import torch
 from torch import Tensor, nn
 
 from paragan.comm.flat_params import BUCKET_BYTES, FlatParams
 from paragan.comm.process_group import Group, Work
 from paragan.game.ema import EMA, EMAConfig
+from paragan.game.synchronised_buffers import find_synchronised
 from paragan.game.trained_parameters import Optimizer, TrainedParameters
 from paragan.game.update_norm import UpdateNorm
 
@@ -43,6 +46,7 @@ class Player(TrainedParameters):
     ema               : how its average follows; None: no average
     lr_factor         : images seen so far -> the factor on the learning rate (warm-up, schedules)
     pre_step          : what is done to the network once per step, before its first pass (power iteration)
+    images_before     : real images seen before the round of the current step
     weight_clip       : weights are clipped to [-weight_clip, weight_clip] after every step (None: not clipped)
     bucket_bytes      : the size of the buckets in which gradients are exchanged
     track_update_norm : whether `update_norm` measures the size of updates
@@ -75,18 +79,26 @@ class Player(TrainedParameters):
         self.update_norm = UpdateNorm(self.flat.params) if track_update_norm else None
         self._base_lrs = [group["lr"] for group in self.optimizer.param_groups]
         self.lane_batch = lane_batch
+        self.images_before = 0
         self.batch_coupled_layers = [layer for layer in net.modules() if isinstance(layer, BatchCoupled)]
+        self.synchronised = find_synchronised(net, _dtype_of_sums(self.flat))
         counting = (layer for layer in net.modules() if getattr(layer, "track_running_stats", False))
-        self.mutates_buffers = any(layer not in self.batch_coupled_layers for layer in counting)  # in every pass
+        is_counting = any(layer not in self.batch_coupled_layers for layer in counting)
+        self.mutates_buffers = is_counting or bool(self.synchronised)  # in every pass
         self.moments = self._flatten_moments(lane_batch)
         self._moments_work: Work | None = None
         net.requires_grad_(False)
 
+    @property
+    def _counting_layers(self) -> list[BatchCoupled]:
+        """Everything that has `moments`."""
+        return [*self.batch_coupled_layers, *self.synchronised]
+
     def _flatten_moments(self, lane_batch: int | None) -> Tensor:
-        sizes = [layer.moments.numel() for layer in self.batch_coupled_layers]
-        moments = self.flat.params.new_zeros(sum(sizes))
+        sizes = [layer.moments.numel() for layer in self._counting_layers]
+        moments = self.flat.params.new_zeros(sum(sizes), dtype=_dtype_of_sums(self.flat))
         start = 0
-        for layer, size in zip(self.batch_coupled_layers, sizes):
+        for layer, size in zip(self._counting_layers, sizes):
             layer.moments = moments[start : start + size]
             layer.lane_batch = lane_batch
             start += size
@@ -116,24 +128,26 @@ class Player(TrainedParameters):
     def tracking_moments(self) -> Generator[None]:
         """Count batch moments inside this context: in the forward pass of a turn, not when backward recomputes it."""
         try:
-            for layer in self.batch_coupled_layers:
+            for layer in self._counting_layers:
                 layer.tracking = True
             yield
         finally:
-            for layer in self.batch_coupled_layers:
+            for layer in self._counting_layers:
                 layer.tracking = False
 
     def all_reduce_moments(self, team: Group) -> None:
         """Start to sum the batch moments over the team, after the last forward pass. `step` waits for it."""
-        if self.batch_coupled_layers:
+        if self.moments.numel():
             self._moments_work = team.all_reduce_sum(self.moments)
 
-    def prepare_step(self, total_images: int) -> None:
+    def prepare_step(self, total_images: int, new_images: int = 0) -> None:
         """Set the learning rate and call `pre_step`, while all replicas are still equal.
 
         Args:
             total_images: real images seen after the step.
+            new_images: real images of the round.
         """
+        self.images_before = total_images - new_images
         for group, base in zip(self.optimizer.param_groups, self._base_lrs):
             group["lr"] = base * self.lr_factor(total_images)
         self.pre_step(self.net)
@@ -154,10 +168,14 @@ class Player(TrainedParameters):
             self.flat.params.clamp_(-self.weight_clip, self.weight_clip)
         if self._moments_work:
             self._moments_work.wait()
-        for layer in self.batch_coupled_layers:
+        for layer in self._counting_layers:
             layer.apply_moments()
         if self.ema_config:
             self.update_average(self.ema_config.decay(total_images, new_images))
+
+
+def _dtype_of_sums(flat: FlatParams) -> torch.dtype:
+    return torch.promote_types(flat.params.dtype, torch.float32)
 
 
 def _as_parameter(flat: FlatParams) -> nn.Parameter:

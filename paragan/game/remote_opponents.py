@@ -41,23 +41,25 @@ class FakeSender:
     """Sends the images of G to the ranks of D that own their lanes.
 
     send_queues : by the lanes that this rank shares with the receiver
+    fields      : the fields of G's output that D's loss uses
     """
 
-    def __init__(self, send_queues: Mapping[LaneIds, SendQueue]):
+    def __init__(self, send_queues: Mapping[LaneIds, SendQueue], fields: Sequence[str] = ()):
         self.send_queues = send_queues
+        self.fields = tuple(fields)
         self._pending_fakes: dict[int, FakeBatch] = {}  # by lane
 
     def __call__(self, fake: Batch, step: int) -> None:
         """Collect the images of one pass of G, and send those of a rank when all are made."""
         lanes = fake.rng.lanes
         per_lane = len(fake.images) // len(lanes)
-        fakes = FakeBatch(fake.images.detach(), fake.labels)
+        fakes = FakeBatch.from_batch(fake, self.fields)
         for i, lane in enumerate(lanes):
             self._pending_fakes[lane] = fakes.slice_rows(i * per_lane, (i + 1) * per_lane)
         for shared, send_queue in self.send_queues.items():
             if all(lane in self._pending_fakes for lane in shared):
                 batch = FakeBatch.concat(self._pending_fakes.pop(lane) for lane in shared)
-                tensors = [batch.images] if batch.labels is None else [batch.images, batch.labels]
+                tensors = [*batch.arrays.values()]
                 send_queue.send(TensorPack.from_tensors(tensors).pack(tensors))
 
     def flush(self) -> None:
@@ -71,6 +73,7 @@ class FakeReceiver:
 
     recv_queues   : by the lanes that this rank shares with the sender
     packs         : what one message of each sender holds
+    names         : of the arrays in a message
     memory_format : of the images, as G makes them
     """
 
@@ -78,6 +81,7 @@ class FakeReceiver:
         self,
         recv_queues: Mapping[LaneIds, RecvQueue],
         packs: Mapping[LaneIds, TensorPack],
+        names: Sequence[str],
         team: Group,
         max_lead_rounds: int,
         device: torch.device,
@@ -85,6 +89,7 @@ class FakeReceiver:
     ):
         self.recv_queues = recv_queues
         self.packs = packs
+        self.names = tuple(names)
         self.team = team
         self.max_lead_rounds = max_lead_rounds
         self.device = device
@@ -110,9 +115,9 @@ class FakeReceiver:
     def _receive(self, post_until: int, wait_until: int) -> None:
         for lanes, recv_queue in self.recv_queues.items():
             for number, data in recv_queue.receive(post_until, wait_until):
-                images, *labels = self.packs[lanes].unpack(copy_to_device(data, self.device))
-                images = images.contiguous(memory_format=self.memory_format)
-                self.replay_buffer.insert(FakeBatch(images, labels[0] if labels else None), lanes, number)
+                arrays = dict(zip(self.names, self.packs[lanes].unpack(copy_to_device(data, self.device))))
+                arrays["images"] = arrays["images"].contiguous(memory_format=self.memory_format)
+                self.replay_buffer.insert(FakeBatch(arrays), lanes, number)
                 self._last_received[lanes] = number
 
     def drain(self) -> None:

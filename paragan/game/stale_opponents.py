@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from paragan.core.devices import backend_of
 from paragan.core.host_copies import copy_to_device
+from paragan.core.rng import LaneRng
 from paragan.core.types import Batch, DiscriminatorFn
 from paragan.game.player import BatchCoupled, Player
 from paragan.game.replay_policy import Ages, ReplayPolicy
@@ -28,15 +29,39 @@ Tensors = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class FakeBatch:
-    """Images [N, C, H, W] of some lanes, one lane after the other, and their labels [N] or None."""
+    """What G made for some lanes, one lane after the other.
 
-    images: Tensor
-    labels: Tensor | None
-    ages: Ages | int = 0  # of each, in rounds before the newest
+    arrays : "images" [N, ...], "labels" [N] if there are any, and the fields [N, ...] of G's output that D's loss uses
+    ages   : of each image, in rounds before the newest
+    """
+
+    arrays: Mapping[str, Tensor]
+    ages: Ages | int = 0
+
+    @property
+    def images(self) -> Tensor:
+        return self.arrays["images"]
+
+    @property
+    def labels(self) -> Tensor | None:
+        return self.arrays.get("labels")
+
+    @staticmethod
+    def from_batch(fake: Batch, fields: Sequence[str] = ()) -> FakeBatch:
+        """Return what is replayed of the fakes that G has just made: with the fields of its output so named."""
+        arrays = {"images": fake.images.detach()}
+        if fake.labels is not None:
+            arrays["labels"] = fake.labels
+        return FakeBatch(arrays | {name: fake.fields[name].detach() for name in fields})
+
+    def to_batch(self, rng: LaneRng) -> Batch:
+        """Return it as fakes for D."""
+        fields = {name: x for name, x in self.arrays.items() if name not in ("images", "labels")}
+        return Batch(self.images, self.labels, rng, fields=fields)
 
     def slice_rows(self, start: int, end: int) -> FakeBatch:
-        """Return the images from `start` to before `end`."""
-        return FakeBatch(self.images[start:end], None if self.labels is None else self.labels[start:end])
+        """Return the rows from `start` to before `end`."""
+        return FakeBatch({name: x[start:end] for name, x in self.arrays.items()})
 
     @staticmethod
     def from_rounds(rounds: Sequence[FakeBatch], rows: Ages, ages: Ages) -> FakeBatch:
@@ -44,22 +69,18 @@ class FakeBatch:
         first = rounds[0]
         device = first.images.device
         at = copy_to_device(torch.as_tensor(rows), device)
-        images = first.images[at]
-        labels = None if first.labels is None else first.labels[at]
+        arrays = {name: x[at] for name, x in first.arrays.items()}
         for age in range(1, len(rounds)):
             selected = copy_to_device(torch.as_tensor(np.flatnonzero(ages == age)), device)
-            images[selected] = rounds[age].images[at[selected]]
-            old_labels = rounds[age].labels
-            if labels is not None and old_labels is not None:
-                labels[selected] = old_labels[at[selected]]
-        return FakeBatch(images, labels, ages)
+            for name, x in arrays.items():
+                x[selected] = rounds[age].arrays[name][at[selected]]
+        return FakeBatch(arrays, ages)
 
     @staticmethod
     def concat(parts: Iterable[FakeBatch]) -> FakeBatch:
-        """Return the images of all parts, in order."""
+        """Return the rows of all parts, in order."""
         batches = list(parts)
-        labels = [batch.labels for batch in batches if batch.labels is not None]
-        return FakeBatch(torch.cat([batch.images for batch in batches]), torch.cat(labels) if labels else None)
+        return FakeBatch({name: torch.cat([batch.arrays[name] for batch in batches]) for name in batches[0].arrays})
 
 
 @dataclass
@@ -101,11 +122,20 @@ class FakeReplayBuffer:
     max_lag            : the largest lag
     g_to_d_batch_ratio : images of G's batch for one of D's. Above 1, further steps of D in a round take the next
                          images; below 1, images of earlier rounds are drawn as well
+    fields             : the fields of G's output that D's loss uses
     """
 
-    def __init__(self, policy: ReplayPolicy, lag: LagFn, max_lag: int, g_to_d_batch_ratio: float = 1.0):
+    def __init__(
+        self,
+        policy: ReplayPolicy,
+        lag: LagFn,
+        max_lag: int,
+        g_to_d_batch_ratio: float = 1.0,
+        fields: Sequence[str] = (),
+    ):
         self.policy = policy
         self.lag = lag
+        self.fields = tuple(fields)
         self.window = max(policy.window, math.ceil(1 / g_to_d_batch_ratio))
         self.capacity = max_lag + self.window
         self.rounds: dict[int, dict[LaneIds, FakeBatch]] = {}  # by step, then by the lanes of a pass
@@ -115,7 +145,7 @@ class FakeReplayBuffer:
 
     def push(self, fake: Batch, step: int) -> None:
         """Add the images of one pass of G."""
-        self.insert(FakeBatch(fake.images.detach(), fake.labels), fake.rng.lanes, step)
+        self.insert(FakeBatch.from_batch(fake, self.fields), fake.rng.lanes, step)
         self._wait_for_fakes = backend_of(fake.images.device).record_event(fake.images.device).wait
 
     def insert(self, fakes: FakeBatch, lanes: LaneIds, step: int) -> None:
@@ -132,7 +162,7 @@ class FakeReplayBuffer:
         available_steps = sorted((s for s in self.rounds if s <= newest), reverse=True)[: self.window]
         fakes = self._sample(available_steps, micro_batch, self._count_draw(micro_batch.rng.lanes, step))
         self.staleness.record(step, newest, _age_histogram(step, available_steps, fakes))
-        return Batch(fakes.images, fakes.labels, micro_batch.rng)
+        return fakes.to_batch(micro_batch.rng)
 
     def _count_draw(self, lanes: LaneIds, step: int) -> int:
         """Return how often these lanes drew in this round before."""
@@ -175,21 +205,20 @@ class FakeReplayBuffer:
         tensors: Tensors = {}
         for step, passes in self.rounds.items():
             for lanes, fakes in passes.items():
-                for lane, images in zip(lanes, fakes.images.chunk(len(lanes))):
-                    tensors[f"fakes/{step}/{lane}/images"] = images
-                if fakes.labels is not None:
-                    for lane, labels in zip(lanes, fakes.labels.chunk(len(lanes))):
-                        tensors[f"fakes/{step}/{lane}/labels"] = labels
+                for name, x in fakes.arrays.items():
+                    tensors |= {f"fakes/{step}/{lane}/{name}": part for lane, part in zip(lanes, x.chunk(len(lanes)))}
         return tensors
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Restore from the `state` of all ranks."""
+        arrays: dict[tuple[int, int], dict[str, Tensor]] = {}
+        for name, x in tensors.items():
+            if name.startswith("fakes/"):
+                _, step, lane, field = name.split("/")
+                arrays.setdefault((int(step), int(lane)), {})[field] = x
         self.rounds = {}
-        for name, images in tensors.items():
-            if name.startswith("fakes/") and name.endswith("/images"):
-                _, step, lane, _ = name.split("/")
-                fakes = FakeBatch(images, tensors.get(f"fakes/{step}/{lane}/labels"))
-                self.rounds.setdefault(int(step), {})[(int(lane),)] = fakes
+        for (step, lane), of_lane in arrays.items():
+            self.rounds.setdefault(step, {})[(lane,)] = FakeBatch(of_lane)
 
 
 class StaleDiscriminator:

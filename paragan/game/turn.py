@@ -116,7 +116,7 @@ def play_turns(
     losses: list[tuple[Turn, Loss, int]] = []
     with contextlib.ExitStack() as exchanges:
         for turn in turns:
-            turn.player.prepare_step(total_images)
+            turn.player.prepare_step(total_images, new_images)
             exchanges.enter_context(turn.player.exchanging(turn.exchange, step, passes=len(micro_batches)))
         exchanges.enter_context(backward_in_this_thread())
         with player_streams([turn.player for turn in turns]) as streams:

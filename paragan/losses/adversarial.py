@@ -96,6 +96,11 @@ class Adversarial:
         return self.zcr_sigma if self.zcr or self.zcr_g else 0.0
 
     @property
+    def replayed_fields(self) -> tuple[str, ...]:
+        """The fields of G's output, beside the images, that D's loss uses: none."""
+        return ()
+
+    @property
     def required_d_conditioning(self) -> str:
         """The `d_conditioning` that D must have for this objective; "" if logits are enough."""
         if self.classifier:
@@ -169,16 +174,16 @@ class Adversarial:
                 on_fake = run_discriminator(d, fake.images, fake.labels)
             terms = list(self._consistency_terms(d, real, fake, on_real, on_fake))
         if r1:
-            terms.append(("D/r1", self.r1 / 2 * self.r1_every, grad_norm_squared(on_real.logits, real.images)))
+            terms.append(("D/r1", self.r1 / 2 * self.r1_every, grad_norm_squared(on_real.image_logits, real.images)))
         if r2:
-            terms.append(("D/r2", self.r2 / 2 * self.r2_every, grad_norm_squared(on_fake.logits, fake.images)))
+            terms.append(("D/r2", self.r2 / 2 * self.r2_every, grad_norm_squared(on_fake.image_logits, fake.images)))
         if self.gp > 0:
             terms.append(("D/gp", self.gp, gradient_penalty(d, real, fake)))
         terms += self._class_terms("D", on_real, real) if self.required_d_conditioning else ()
         terms += self._class_terms("D/fake", on_fake, fake) if self.classifier else ()
-        total = GAN_LOSSES[self.loss].d(on_real.logits, on_fake.logits).mean()
+        total = on_real.mean(GAN_LOSSES[self.loss].d(on_real.logits, on_fake.logits))
         parts = {"scores/real": on_real.logits.detach().mean(), "scores/fake": on_fake.logits.detach().mean()}
-        return self._update_state(d, on_real.logits, on_fake.logits, _add_terms(total, terms, parts))
+        return self._update_state(d, on_real.image_logits, on_fake.image_logits, _add_terms(total, terms, parts))
 
     def generator(self, d: DiscriminatorFn, fake: Batch, real: Batch, step: int) -> Loss:
         """Compute G's loss on a batch of its fakes; `real` is used if `is_paired`."""
@@ -189,7 +194,7 @@ class Adversarial:
         terms = list(self._class_terms("G", on_fake, fake)) if self.required_d_conditioning else []
         if self.zcr_g:
             terms.append(("G/zcr", -self.zcr_g, latent_diversity(fake)))
-        return _add_terms(GAN_LOSSES[self.loss].g(on_real, on_fake.logits).mean(), terms, {})
+        return _add_terms(on_fake.mean(GAN_LOSSES[self.loss].g(on_real, on_fake.logits)), terms, {})
 
     @torch.no_grad()
     def _real_logits(self, d: DiscriminatorFn, real: Batch) -> Tensor:
@@ -265,6 +270,10 @@ class ObjectiveWrapper:
     @property
     def latent_perturbation(self) -> float:
         return self.inner.latent_perturbation
+
+    @property
+    def replayed_fields(self) -> tuple[str, ...]:
+        return self.inner.replayed_fields
 
     def discriminator(
         self, d: DiscriminatorFn, real: Batch, fake: Batch, step: int, concat_real_fake: bool = False

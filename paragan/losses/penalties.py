@@ -29,7 +29,7 @@ def gradient_penalty(d: DiscriminatorFn, real: Batch, fake: Batch) -> Tensor:
     alpha = real.rng.uniform("gradient penalty", *[1] * (x.dim() - 1)).to(x.dtype)
     between = torch.lerp(x, fake.images.detach().to(x.dtype), alpha)
     between.requires_grad_(True)
-    gradients = _logit_gradients(run_discriminator(d, between, real.labels).logits, between)
+    gradients = _logit_gradients(run_discriminator(d, between, real.labels).image_logits, between)
     return ((gradients.square().sum(1) + 1e-12).sqrt() - 1).square().mean()
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from paragan.core.errors import UsageError
+from paragan.core.types import judged_array
 from paragan.models.model import labels_without_generator, load_model
 from paragan.models.sampler import PerLabelSampler
 from paragan.nets import Spec
@@ -59,7 +60,8 @@ class Teacher:
         order = labels.argsort(stable=True)
         present_labels, counts = labels[order].unique_consecutive(return_counts=True)
         parts = latents[order].split(counts.tolist())
-        images = [self.sampler.for_label(label).g(part, None) for label, part in zip(present_labels.tolist(), parts)]
+        labels_and_parts = zip(present_labels.tolist(), parts)
+        images = [judged_array(self.sampler.for_label(label).g(part, None)) for label, part in labels_and_parts]
         return torch.cat(images)[order.argsort()]
 
 

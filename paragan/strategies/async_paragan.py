@@ -164,7 +164,11 @@ class Async(PeriodicSync):
         share = assign_lanes(lanes, world.rank, world.size)
         fake_lags, critic_lags = self._lag_patterns()
         fakes = FakeReplayBuffer(
-            self.replay_policy, lambda k: get_lag(fake_lags, k), max(fake_lags), game.g_to_d_batch_ratio
+            self.replay_policy,
+            lambda k: get_lag(fake_lags, k),
+            max(fake_lags),
+            game.g_to_d_batch_ratio,
+            game.objective.replayed_fields,
         )
         critic = StaleDiscriminator(game.d, lambda k: get_lag(critic_lags, k), max(critic_lags))
         d = game.d_turn(fakes, *self._exchange_args(game.d, team, share.weight))
@@ -200,7 +204,13 @@ class Async(PeriodicSync):
             return links.to_role(role, not self.replicas_drift, fake_sender.flush, critic.drain)
         receiver = links.make_fake_receiver()
         snapshot_sender = links.make_snapshot_sender()
-        fakes = FakeReplayBuffer(self.replay_policy, receiver.lag, self.max_lead_rounds - 1, game.g_to_d_batch_ratio)
+        fakes = FakeReplayBuffer(
+            self.replay_policy,
+            receiver.lag,
+            self.max_lead_rounds - 1,
+            game.g_to_d_batch_ratio,
+            game.objective.replayed_fields,
+        )
         receiver.replay_buffer = fakes
         d = game.d_turn(fakes, *self._exchange_args(game.d, team, share.weight))
         *before, (last,) = d.repeated(game.d_steps)

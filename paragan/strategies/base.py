@@ -8,7 +8,7 @@ properties of `StrategyDefaults`; no code outside this package looks at its clas
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, Self
 
 from torch import Tensor
@@ -21,9 +21,11 @@ from paragan.comm.traffic import Meter, Traffic
 from paragan.comm.world import World
 from paragan.core.errors import UsageError
 from paragan.game.game import Game
+from paragan.game.late_start import LateStart
 from paragan.game.player import Player
+from paragan.game.shared_forward import SharedForward
 from paragan.game.stale_opponents import StalenessStats
-from paragan.game.turn import Turn, TurnGroup
+from paragan.game.turn import Turn, TurnGroup, alternating
 
 TurnOrder = Callable[[Turn, Turn, int], tuple[TurnGroup, ...]]
 Coordination = Literal["all-reduce", "teams", "gossip", "none"]
@@ -60,6 +62,7 @@ class Role:
     """What one rank does in every round.
 
     round             : the groups of turns that it plays, in order
+    round_before_d    : the same before D starts, where D starts late (game/late_start.py)
     share             : the lanes of the data that it works on
     replicated        : all ranks that train a player hold the same one, so one of them writes the checkpoint for all
     owner_ranks       : the ranks that hold the current G and the current D
@@ -83,6 +86,12 @@ class Role:
     barrier: Callable[[], None] | None = None
     drain: Callable[[], None] | None = None
     description: str = ""
+    round_before_d: tuple[TurnGroup, ...] = ()
+    late_start: LateStart = field(default_factory=LateStart)
+
+    def round_at(self, images: int) -> tuple[TurnGroup, ...]:
+        """Return the groups of turns of the round that begins after so many real images."""
+        return self.round if self.late_start.has_started(images) else self.round_before_d
 
     @property
     def trained_players(self) -> tuple[Player, ...]:
@@ -355,7 +364,27 @@ def make_lockstep_role(
         ranks: how many there are. If they take the same steps, all hold the same players.
     """
     of_g, of_d = exchanges
-    d = game.d_turn(game.current_fakes, of_d.exchange, of_d.team.with_meter(game.d.meter), of_d.weight)
-    g = game.g_turn(game.current_discriminator, of_g.exchange, of_g.team.with_meter(game.g.meter), of_g.weight)
-    replicated = of_d.team.size == ranks
-    return Role(order(d, g, game.d_steps), share, replicated, barrier=of_d.barrier, drain=of_d.drain)
+    shared = SharedForward(game) if game.shares_forward and order is alternating else None
+    d = game.d_turn(
+        shared.fakes_for_d if shared else game.current_fakes,
+        of_d.exchange,
+        of_d.team.with_meter(game.d.meter),
+        of_d.weight,
+    )
+    g = game.g_turn(
+        game.current_discriminator,
+        of_g.exchange,
+        of_g.team.with_meter(game.g.meter),
+        of_g.weight,
+        get_fakes=shared.fakes_for_g if shared else None,
+    )
+    return Role(
+        order(d, g, game.d_steps),
+        share,
+        replicated=of_d.team.size == ranks,
+        extra_fakes_for_d=shared is None,
+        barrier=of_d.barrier,
+        drain=of_d.drain,
+        round_before_d=replace(g, needs_new_reals=True).repeated(game.d_steps),
+        late_start=game.late_start,
+    )

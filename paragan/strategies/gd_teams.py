@@ -21,10 +21,9 @@ from paragan.comm.process_group import WaitThread
 from paragan.comm.traffic import Traffic
 from paragan.comm.world import World
 from paragan.core.devices import backend_of
-from paragan.core.types import Batch
 from paragan.game.game import Game
 from paragan.game.remote_opponents import FakeReceiver, FakeSender, SnapshotCodec, SnapshotReceiver, SnapshotSender
-from paragan.game.stale_opponents import LaneIds
+from paragan.game.stale_opponents import FakeBatch, LaneIds
 from paragan.strategies.base import LaneShare, Role, assign_lanes
 
 T = TypeVar("T")
@@ -139,7 +138,8 @@ class TeamLinks:
     def make_fake_sender(self) -> FakeSender:
         """Return what sends the images of this rank of G."""
         return FakeSender(
-            {lanes: self._make_send_queue(rank, IMAGES_TAG) for rank, lanes in self.shared_lanes.items() if lanes}
+            {lanes: self._make_send_queue(rank, IMAGES_TAG) for rank, lanes in self.shared_lanes.items() if lanes},
+            self.game.objective.replayed_fields,
         )
 
     def make_fake_receiver(self) -> FakeReceiver:
@@ -153,6 +153,7 @@ class TeamLinks:
         return FakeReceiver(
             recv_queues,
             packs_by_lanes,
+            tuple(self._example_fakes().arrays),
             self.team,
             self.max_lead_rounds,
             self.world.device,
@@ -171,21 +172,17 @@ class TeamLinks:
         )
 
     @torch.no_grad()
-    def _example_fakes(self) -> Batch:
-        """Return the images that G makes for one lane."""
+    def _example_fakes(self) -> FakeBatch:
+        """Return what is sent of the fakes of one lane."""
         with self.game.autocast():
-            return self.game.generate(self.game.dummy_batch(self.game.g_lane_batch, self.world.device), "G")
+            fake = self.game.generate(self.game.dummy_batch(self.game.g_lane_batch, self.world.device), "G")
+        return FakeBatch.from_batch(fake, self.game.objective.replayed_fields)
 
     def _image_pack(self, lanes: LaneIds) -> TensorPack:
-        """Return the shapes and dtypes of a message with the images of these lanes."""
-        fakes = self._example_fakes()
-        count = len(lanes) * len(fakes.images)
-        shapes = [(count, *fakes.images.shape[1:])]
-        dtypes = [fakes.images.dtype]
-        if fakes.labels is not None:
-            shapes.append((count,))
-            dtypes.append(fakes.labels.dtype)
-        return TensorPack(tuple(shapes), tuple(dtypes))
+        """Return the shapes and dtypes of a message with the fakes of these lanes."""
+        arrays = self._example_fakes().arrays.values()
+        shapes = [(len(lanes) * len(x), *x.shape[1:]) for x in arrays]
+        return TensorPack(tuple(shapes), tuple(x.dtype for x in arrays))
 
     def to_role(self, role: Role, replicated: bool, *drains: Callable[[], None]) -> Role:
         """Complete a role with what follows from the teams.

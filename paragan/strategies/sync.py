@@ -92,8 +92,9 @@ class PeriodicSync(StrategyDefaults):
 
     def accumulating(self, role: Role) -> Role:
         """Return the role with optimizers that step after every period only, if gradients are accumulated."""
-        turn_groups = (tuple(replace(turn, step_period=self.step_period) for turn in group) for group in role.round)
-        return replace(role, round=tuple(turn_groups))
+        rounds = (role.round, role.round_before_d)
+        both = [tuple(tuple(replace(t, step_period=self.step_period) for t in group) for group in r) for r in rounds]
+        return replace(role, round=both[0], round_before_d=both[1])
 
 
 @config_class

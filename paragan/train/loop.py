@@ -128,8 +128,9 @@ def play_round(session: Session) -> None:
     role = session.role
     clock = session.clock
     new_images = session.run.current_round_images(clock.images)
-    start_exchanges(role.round, clock.step)
-    for turns in role.round:
+    turn_groups = role.round_at(clock.images)
+    start_exchanges(turn_groups, clock.step)
+    for turns in turn_groups:
         if any(turn.needs_new_reals for turn in turns):
             start = time.perf_counter()
             session.lanes.next_micro_batches()

@@ -158,7 +158,7 @@ def test_fakes_match_their_lanes_and_labels_at_any_batch_size(g_per_lane, d_per_
 
 def test_lanes_are_selected_from_merged_fakes():
     fakes = FakeReplayBuffer(Latest(), lambda step: 1, 1)
-    fakes.insert(FakeBatch(torch.arange(8.0)[:, None], None), (0, 1, 2, 3), 0)
+    fakes.insert(FakeBatch({"images": torch.arange(8.0)[:, None]}), (0, 1, 2, 3), 0)
     sample = fakes(Batch(torch.zeros(4, 1), None, LaneRng(0, 16, (1, 3), 2)), 1)
     assert sample.images.flatten().tolist() == [2, 3, 6, 7]
 

@@ -93,6 +93,7 @@ class StubObjective:
 
     second_order = False
     latent_perturbation = 0.0
+    replayed_fields: tuple[str, ...] = ()
 
     def discriminator(self, d: DiscriminatorFn, real: Batch, fake: Batch, step: int) -> Loss:
         return Loss(_sum_logits(d, real.images) + _sum_logits(d, fake.images.detach()))
