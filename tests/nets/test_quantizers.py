@@ -155,8 +155,8 @@ def test_scalars_are_rounded_to_their_levels(levels):
     offset = torch.where(n % 2 == 1, 0.0, 0.5)  # the authors' code
     digits = (torch.tanh(z.mT + torch.tan(offset / half)) * half - offset).round()
     assert torch.equal(out.quantized, (digits / (n // 2)).mT)
-    assert out.codes.unique().numel() == fsq.codes == n.prod()  # all are used
-    assert out.codes.min() == 0
+    assert [channel.unique().numel() for channel in out.quantized.unbind(1)] == list(levels)
+    assert fsq.codes_to_values(torch.arange(fsq.codes)).unique(dim=0).shape[0] == fsq.codes == n.prod()
     assert torch.equal(fsq.codes_to_values(out.codes), out.quantized)
     assert torch.equal(fsq(torch.zeros(1, len(levels))).quantized, torch.zeros(1, len(levels)))
     assert out.commitment == 0
