@@ -18,7 +18,7 @@ MAX_SCORES_ON_CPU = 1 << 20  # numbers of one block of row-code products: they s
 MAX_SCORES = 1 << 26
 
 
-class Quantized(NamedTuple):
+class QuantizerOutput(NamedTuple):
     """Output of a quantizer.
 
     quantized  : [N, D, ...] the values of the codes; their gradient is passed on to the input (straight-through)
@@ -42,7 +42,7 @@ def to_rows(z: Tensor) -> Tensor:
 
 
 class VectorQuantizer(nn.Module):
-    """z [N, D, ...] -> `Quantized`: the nearest of `codes` vectors for every position.
+    """z [N, D, ...] -> `QuantizerOutput`: the nearest of `codes` vectors for every position.
 
     Computes in the dtype of the codebook, whatever autocast says. Buffers: `codebook` [K, D]; `cluster_size` [K] and
     `embed_sum` [K, D], the moving averages of the rows that a code is the nearest of, and of their sum; `counts` [K]
@@ -80,7 +80,7 @@ class VectorQuantizer(nn.Module):
         self.register_buffer("counts", torch.zeros(codes))
         self.register_buffer("sums", torch.zeros(codes, dim))
 
-    def forward(self, z: Tensor) -> Quantized:
+    def forward(self, z: Tensor) -> QuantizerOutput:
         with torch.autocast(z.device.type, enabled=False):
             z = z.to(self.codebook.dtype)
             z = F.normalize(z, dim=1) if self.normalize else z
@@ -90,7 +90,7 @@ class VectorQuantizer(nn.Module):
                 self._accumulate(rows, indices)
             codes = indices.view(len(z), *z.shape[2:])
             values = self.codes_to_values(codes)
-            return Quantized(straight_through(values, z), codes, (z - values).square().mean())
+            return QuantizerOutput(straight_through(values, z), codes, (z - values).square().mean())
 
     def codes_to_values(self, codes: Tensor) -> Tensor:
         """Return the values [N, D, ...] of codes int64 [N, ...]."""
@@ -128,7 +128,7 @@ class VectorQuantizer(nn.Module):
 
 
 class ResidualVectorQuantizer(nn.Module):
-    """z [N, D, ...] -> `Quantized`: every stage quantizes what the stages before it have left (Zeghidour et al. 2021).
+    """z [N, D, ...] -> `QuantizerOutput`: every stage quantizes what the stages before it have left (Zeghidour et al. 2021).
 
     `codes` is int64 [N, stages, ...], `commitment` the mean over stages. Every stage is a `VectorQuantizer`.
 
@@ -143,17 +143,19 @@ class ResidualVectorQuantizer(nn.Module):
             VectorQuantizer(codes, dim, decay, restart_below=restart_below) for _ in range(stages)
         )
 
-    def forward(self, z: Tensor) -> Quantized:
+    def forward(self, z: Tensor) -> QuantizerOutput:
         residual = z
         codes: list[Tensor] = []
         commitments: list[Tensor] = []
         for stage in self.stages:
-            output: Quantized = stage(residual)
+            output: QuantizerOutput = stage(residual)
             residual = residual - output.quantized.detach()
             codes.append(output.codes)
             commitments.append(output.commitment)
         stacked = torch.stack(codes, 1)
-        return Quantized(straight_through(self.codes_to_values(stacked), z), stacked, torch.stack(commitments).mean())
+        return QuantizerOutput(
+            straight_through(self.codes_to_values(stacked), z), stacked, torch.stack(commitments).mean()
+        )
 
     def codes_to_values(self, codes: Tensor) -> Tensor:
         """Return the values [N, D, ...] of codes int64 [N, stages, ...]; of fewer stages coarser ones."""

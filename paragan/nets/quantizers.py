@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from paragan.nets.codebook import Quantized, straight_through
+from paragan.nets.codebook import QuantizerOutput, straight_through
 
 EPS = 1e-3
 MIN_LOG_VARIANCE = -30.0
@@ -18,7 +18,7 @@ MAX_LOG_VARIANCE = 20.0
 
 
 class FiniteScalarQuantizer(nn.Module):
-    """z [N, D, ...] -> `Quantized`: channel i is rounded to one of `levels[i]` values between -1 and 1.
+    """z [N, D, ...] -> `QuantizerOutput`: channel i is rounded to one of `levels[i]` values between -1 and 1.
 
     Mentzer et al., "Finite Scalar Quantization: VQ-VAE Made Simple", 2023 (arXiv:2309.15505), as in the authors' code:
     a shift makes 0 a value also where the number of levels is even. A code is the mixed-radix number of its channels,
@@ -50,7 +50,7 @@ class FiniteScalarQuantizer(nn.Module):
         for name, buffer in buffers.items():
             self.register_buffer(name, buffer, persistent=False)
 
-    def forward(self, z: Tensor) -> Quantized:
+    def forward(self, z: Tensor) -> QuantizerOutput:
         with torch.autocast(z.device.type, enabled=False):
             z = z.to(torch.promote_types(z.dtype, torch.float32)).movedim(1, -1)
             bounded = (z + self.shift).tanh() * self.half_range - self.offset
@@ -58,7 +58,7 @@ class FiniteScalarQuantizer(nn.Module):
             digits = rounded.detach().long() + self.sizes // 2
             codes = (digits * self.basis).sum(-1)
             quantized = (rounded / (self.sizes // 2)).movedim(-1, 1)
-            return Quantized(quantized, codes, quantized.new_zeros(()))
+            return QuantizerOutput(quantized, codes, quantized.new_zeros(()))
 
     def codes_to_values(self, codes: Tensor) -> Tensor:
         """Return the values [N, D, ...] of codes int64 [N, ...]."""
