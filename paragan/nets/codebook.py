@@ -128,9 +128,10 @@ class VectorQuantizer(nn.Module):
 
 
 class ResidualVectorQuantizer(nn.Module):
-    """z [N, D, ...] -> `QuantizerOutput`: every stage quantizes what the stages before it have left (Zeghidour et al. 2021).
+    """z [N, D, ...] -> `QuantizerOutput`: every stage quantizes what the stages before it have left.
 
-    `codes` is int64 [N, stages, ...], `commitment` the mean over stages. Every stage is a `VectorQuantizer`.
+    Zeghidour et al., "SoundStream", 2021 (arXiv:2107.03312). `codes` is int64 [N, stages, ...], `commitment` the mean
+    over stages. Every stage is a `VectorQuantizer`.
 
     Args:
         stages: number of codebooks.

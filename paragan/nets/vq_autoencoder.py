@@ -127,7 +127,7 @@ def _check_halvings(spec: Spec, downsample: int) -> None:
 
 
 class Reconstruction(NamedTuple):
-    """What an autoencoder with a quantizer returns: images [N, C, H, W], and `QuantizerOutput`'s codes and commitment."""
+    """What an autoencoder with a quantizer returns: images [N, C, H, W], codes and commitment of `QuantizerOutput`."""
 
     images: Tensor
     codes: Tensor
@@ -135,7 +135,7 @@ class Reconstruction(NamedTuple):
 
 
 class GaussianReconstruction(NamedTuple):
-    """What an autoencoder with a Gaussian returns: images [N, C, H, W], and `GaussianSample`'s mean and KL."""
+    """What an autoencoder with a Gaussian returns: images [N, C, H, W], mean and KL of `GaussianSample`."""
 
     images: Tensor
     mean: Tensor
