@@ -17,9 +17,12 @@ from paragan.nets.r3gan import R3GAN
 from paragan.nets.sagan import SAGAN
 from paragan.nets.sngan import SNGAN
 from paragan.nets.spec import Spec
+from paragan.nets.vq_autoencoder import VQAutoencoder
 
 Nets = Annotated[
-    DCGAN | SNGAN | SAGAN | BigGAN | BigGANDeep | ContraGAN | R3GAN, Field(discriminator="name"), name_shorthand
+    DCGAN | SNGAN | SAGAN | BigGAN | BigGANDeep | ContraGAN | R3GAN | VQAutoencoder,
+    Field(discriminator="name"),
+    name_shorthand,
 ]
 
-__all__ = ["DCGAN", "R3GAN", "SAGAN", "SNGAN", "BigGAN", "BigGANDeep", "ContraGAN", "Nets", "Spec"]
+__all__ = ["DCGAN", "R3GAN", "SAGAN", "SNGAN", "BigGAN", "BigGANDeep", "ContraGAN", "Nets", "Spec", "VQAutoencoder"]

@@ -1,4 +1,4 @@
-"""Building blocks of the families: a factory of initialised layers, and activation checkpointing."""
+"""Building blocks of the families: a factory of initialised layers, group norm, and activation checkpointing."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -53,6 +53,12 @@ class LayerFactory:
         layer = DownConv(a, b, kernel, padding=kernel // 2)
         layer.fused_resampling = self.fused_resampling
         return self(layer, gain)
+
+
+def group_norm(channels: int) -> nn.GroupNorm:
+    """Return a group norm of at most 32 groups of at least 4 channels (Wu and He 2018), as many as divide them."""
+    groups = next(count for count in range(min(32, max(1, channels // 4)), 0, -1) if channels % count == 0)
+    return nn.GroupNorm(groups, channels)
 
 
 def maybe_checkpoint(block: Callable[..., Tensor], checkpointing: bool, *inputs: Any) -> Tensor:
