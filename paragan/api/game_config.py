@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Annotated
 
 import yaml
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from paragan.api.field_names import with_python_names
 from paragan.config.batch_scaling import WARM_UP_STEPS_PER_DOUBLING
@@ -18,7 +18,7 @@ from paragan.core.errors import UsageError
 from paragan.core.schema import apply_overrides, config_class, from_dict, to_dict
 from paragan.game.ema import EMAConfig
 from paragan.losses.adversarial import Adversarial
-from paragan.optim.optimizers import Adam, LrScaling, PlayerOptim
+from paragan.optim.optimizers import Adam, DiscriminatorOptim, LrScaling, PlayerOptim, as_discriminator_optim
 from paragan.optim.policies import describe_optim, get_policy, to_cli_args, to_cli_line
 from paragan.strategies.sync import Sync
 
@@ -62,7 +62,9 @@ class Config:
     max_steps: Annotated[int, Field(ge=1), AfterValidator(Steps)] = Steps(1000)
     base_bs: Annotated[int, Field(ge=1)] = 64
     g: PlayerOptim = PlayerOptim(Adam(lr=2e-4, betas=(0.0, 0.9)))
-    d: PlayerOptim = PlayerOptim(Adam(lr=2e-4, betas=(0.0, 0.9)))
+    d: Annotated[DiscriminatorOptim, BeforeValidator(as_discriminator_optim)] = DiscriminatorOptim(
+        Adam(lr=2e-4, betas=(0.0, 0.9))
+    )
     g_lr_scaling: LrScaling = "sqrt"
     d_lr_scaling: LrScaling = "sqrt"
     warm_up_steps: Annotated[int, Field(ge=0)] = WARM_UP_STEPS_PER_DOUBLING

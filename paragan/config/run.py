@@ -27,7 +27,7 @@ from paragan.core.schema import config_class, from_dict, name_shorthand, to_dict
 from paragan.game.ema import EMAConfig
 from paragan.losses.adversarial import Adversarial
 from paragan.nets import DCGAN
-from paragan.optim.optimizers import PlayerOptim
+from paragan.optim.optimizers import DiscriminatorOptim, PlayerOptim, as_discriminator_optim
 from paragan.strategies.async_paragan import Async
 from paragan.strategies.auto import Auto, AutoChoice
 from paragan.strategies.gossip_dposg import Decentralized
@@ -83,7 +83,7 @@ class Run:
     nets: AnyNets = DCGAN()
     objective: AnyObjective = Adversarial()
     g: PlayerOptim = PlayerOptim()
-    d: PlayerOptim = PlayerOptim()
+    d: Annotated[DiscriminatorOptim, BeforeValidator(as_discriminator_optim)] = DiscriminatorOptim()
     d_steps: PositiveInt = 1
     ema: EMAConfig = EMAConfig()
     strategy: AnyStrategy = Sync()

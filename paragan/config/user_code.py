@@ -7,12 +7,13 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
+from pydantic import BeforeValidator
 from torch import nn
 
 from paragan.core.errors import UsageError
@@ -20,6 +21,7 @@ from paragan.core.schema import from_dict, name_shorthand, or_user_class
 from paragan.core.types import Batch, DiscriminatorFn, Loss
 from paragan.game.game import ConditioningFn
 from paragan.losses.adversarial import Adversarial
+from paragan.losses.reconstruction import Reconstruction
 from paragan.nets import Nets, Spec
 
 RenderFn = Callable[[np.ndarray, np.ndarray], np.ndarray]  # (samples [n, ...], reals [n, ...]) -> uint8 [H, W, 1 or 3]
@@ -34,14 +36,25 @@ def validate_user_nets(nets: Any) -> None:
 
 
 AnyNets = Annotated[Nets, or_user_class(validate_user_nets, "generator", "discriminator"), name_shorthand]
+
+
+def parse_objective(value: Any) -> Any:
+    """Read `name: reconstruction` and its fields."""
+    is_reconstruction = isinstance(value, Mapping) and value.get("name") == "reconstruction"
+    return from_dict(Reconstruction, value) if is_reconstruction else value  # pyright: ignore
+
+
 AnyObjective = Annotated[
-    Adversarial, or_user_class(lambda objective: None, "second_order", "discriminator", "generator"), name_shorthand
+    Adversarial | Reconstruction,
+    or_user_class(lambda objective: None, "second_order", "discriminator", "generator"),
+    BeforeValidator(parse_objective),
+    name_shorthand,
 ]
 
 
 @dataclass(frozen=True)
 class UserObjective:
-    """A user-defined objective, which has two losses and at most `replayed_fields`, as an `Objective`."""
+    """An objective that has two losses, and maybe `replayed_fields`, `make_state` and `make_g_state`."""
 
     user_objective: Any
     latent_perturbation: float = 0.0
@@ -62,6 +75,16 @@ class UserObjective:
 
     def weight_penalty(self, player: str, net: nn.Module) -> Loss | None:
         return None
+
+    def make_state(self, step_images: int) -> nn.Module | None:
+        """Return what D remembers for the objective, if it defines `make_state`."""
+        make = getattr(self.user_objective, "make_state", None)
+        return make(step_images) if make else None
+
+    def make_g_state(self, g: nn.Module) -> nn.Module | None:
+        """Return what G remembers for the objective, if it defines `make_g_state`."""
+        make = getattr(self.user_objective, "make_g_state", None)
+        return make(g) if make else None
 
 
 def load_user_nets(config: Any) -> Any:

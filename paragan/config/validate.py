@@ -15,6 +15,7 @@ from paragan.core.errors import UsageError
 from paragan.data.open_source import SOURCE_FORMATS_HINT
 from paragan.losses.adversarial import Adversarial
 from paragan.losses.augment import ADA
+from paragan.losses.reconstruction import Reconstruction
 
 
 def validate(run: Run, ranks: int = 1) -> None:
@@ -127,9 +128,17 @@ def _check_capture(run: Run, ranks: int) -> None:
 def check_objective(run: Run) -> None:
     """Raise UsageError if the objective does not fit the run, as far as that is known without the data."""
     objective: Any = run.objective
+    if isinstance(objective, Adversarial | Reconstruction):
+        objective.check()
+    if run.d.is_late:
+        _check_late_start(run)
+    if isinstance(objective, Reconstruction) and not hasattr(run.nets, "conditioning_input"):
+        raise UsageError(
+            f"objective=reconstruction: compares what G makes of real data with these, and --nets={run.nets.name} "
+            "makes images from latents. Use --nets=vq-autoencoder, or networks of your own with conditioning_input"
+        )
     if not isinstance(objective, Adversarial):
-        return  # user-defined
-    objective.check()
+        return
     if objective.latent_perturbation and run.strategy.reuses_fakes:
         raise UsageError(
             f"objective.zcr={objective.zcr:g}: needs fakes of nearby latents, and with --strategy {run.strategy.name} "
@@ -152,6 +161,28 @@ def check_objective(run: Run) -> None:
             f"objective.{objective.required_d_conditioning}: teaches D labels, and under --strategy "
             f"{run.strategy.name} each D sees one. Use objective.{objective.required_d_conditioning}=0"
         )
+
+
+def _check_late_start(run: Run) -> None:
+    """Raise UsageError if rounds cannot train G alone at first."""
+    field = f"d.start_kimg={run.d.start_kimg:g}"
+    if not run.d.start_kimg:
+        field = f"d.weight_warm_up_kimg={run.d.weight_warm_up_kimg:g}"
+    if isinstance(run.objective, Adversarial):
+        raise UsageError(
+            f"{field}: without D this objective leaves G no loss. Use objective=reconstruction, or "
+            "--d.start_kimg=0 --d.weight_warm_up_kimg=0"
+        )
+    reasons = {
+        f"every round of --strategy={run.strategy.name} trains both players": not run.strategy.supports_late_start,
+        "strategy.sync_mode=accumulate sums gradients over rounds of one kind": run.strategy.step_period > 1,
+        "device.capture_passes=true records the passes of rounds of one kind": run.device.capture_passes,
+    }
+    for reason, holds in reasons.items():
+        if holds:
+            raise UsageError(f"{field}: {reason}. Use --d.start_kimg=0 --d.weight_warm_up_kimg=0")
+    if 1000 * run.d.start_kimg >= run.total_images:
+        raise UsageError(f"{field}: the run ends at --kimg={run.kimg:g}. Use --d.start_kimg={run.kimg / 2:g}")
 
 
 def check_labels_available(objective: Any, has_labels: bool) -> None:

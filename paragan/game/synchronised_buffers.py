@@ -15,6 +15,7 @@ Outside the trainer nothing is intercepted, and a plain loop calls `apply_synchr
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -44,6 +45,7 @@ class SynchronisedBuffers:
 
     def __init__(self, module: nn.Module, name: str, dtype: torch.dtype):
         self.module = module
+        self.name = name
         self.names: tuple[str, ...] = tuple(getattr(module, "synchronised"))  # noqa: B009 - no attribute of nn.Module
         buffers = dict(module.named_buffers(recurse=False))
         missing = [buffer for buffer in self.names if buffer not in buffers]
@@ -85,8 +87,12 @@ class SynchronisedBuffers:
     def _split_moments(self) -> list[Tensor]:
         """Return the parts of `moments`, in the shapes of the buffers."""
         buffers = [self.module.get_buffer(name) for name in self.names]
-        parts: tuple[Tensor, ...] = self.moments.split([buffer.numel() for buffer in buffers])  # pyright: ignore
+        parts: Sequence[Tensor] = torch.split(self.moments, [buffer.numel() for buffer in buffers])
         return [part.view(buffer.shape) for part, buffer in zip(parts, buffers)]
+
+    def values(self) -> list[Tensor]:
+        """Return a copy of the buffers."""
+        return [self.module.get_buffer(name).clone() for name in self.names]
 
     @torch.no_grad()
     def apply_moments(self) -> None:
@@ -101,9 +107,6 @@ class SynchronisedBuffers:
 
 def find_synchronised(net: nn.Module, dtype: torch.dtype) -> list[SynchronisedBuffers]:
     """Return the declared buffers of all modules of a network; `dtype` is that of their sums."""
-    declaring: list[tuple[str, nn.Module]] = [
-        (name, module)
-        for name, module in net.named_modules()
-        if hasattr(module, "synchronised")  # pyright: ignore[reportUnknownArgumentType]
-    ]
+    modules: list[tuple[str, nn.Module]] = list(net.named_modules())  # pyright: ignore[reportUnknownArgumentType]
+    declaring = [(name, module) for name, module in modules if hasattr(module, "synchronised")]
     return [SynchronisedBuffers(module, name or type(module).__name__, dtype) for name, module in declaring]

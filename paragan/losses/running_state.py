@@ -120,10 +120,10 @@ class ObjectiveState(nn.Module):
         return x
 
 
-def attach_state(state: ObjectiveState | None, d: nn.Module) -> None:
-    """Add the state of an objective to D's network. D must be on its device; call it before the player is made."""
+def attach_state(state: nn.Module | None, net: nn.Module) -> None:
+    """Add the state of an objective to the network of a player, which is on its device and no player yet."""
     if state is not None:
-        d.add_module(STATE_NAME, state.to(next(d.parameters()).device))
+        net.add_module(STATE_NAME, state.to(next(net.parameters()).device))
 
 
 def state_of(d: DiscriminatorFn) -> ObjectiveState:
@@ -137,6 +137,17 @@ def state_of(d: DiscriminatorFn) -> ObjectiveState:
     return state
 
 
+def state_of_generator(g: nn.Module | None) -> nn.Module:
+    """Return the state of the objective in a G. Raises `UsageError` if there is none."""
+    state = dict(g.named_children()).get(STATE_NAME) if g else None
+    if state is None:
+        raise UsageError(
+            "objective.weighting: G has no objective state. Use attach_state(objective.make_g_state(g), g), and fakes "
+            "with generator=g"
+        )
+    return state
+
+
 def strip_objective_state(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return a state dict of D without the objective's state, which belongs to the run and not to the model."""
+    """Return a state dict of a network without the objective's state, which belongs to the run and not to the model."""
     return {name: value for name, value in tensors.items() if not name.startswith(f"{STATE_NAME}.")}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
-from typing import Annotated, ClassVar, Literal
+from dataclasses import fields, replace
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -211,3 +211,28 @@ LR_SCALING_SOURCES = {
 def scale_lr(lr: float, lr_scaling: LrScaling, batch: int, base_batch: int) -> float:
     """Return the learning rate for `batch`, given the one for `base_batch`."""
     return lr * LR_SCALINGS[lr_scaling](batch / base_batch)
+
+
+@config_class
+class DiscriminatorOptim(PlayerOptim):
+    """Optimizer and learning rate of D, and when it starts.
+
+    start_kimg          : until then rounds train G alone, on the part of its loss that needs no D; the learning rate of
+                          D follows its schedule from then on
+    weight_warm_up_kimg : from then on, the weight of D in G's loss grows linearly to 1 over this time
+    """
+
+    start_kimg: Kimg = 0.0
+    weight_warm_up_kimg: Kimg = 0.0
+
+    @property
+    def is_late(self) -> bool:
+        """Whether D's weight in G's loss is not 1 from the first round on."""
+        return self.start_kimg > 0 or self.weight_warm_up_kimg > 0
+
+
+def as_discriminator_optim(value: Any) -> Any:
+    """Return how D learns from fields that any player has."""
+    if type(value) is not PlayerOptim:
+        return value
+    return DiscriminatorOptim(**{field.name: getattr(value, field.name) for field in fields(value)})

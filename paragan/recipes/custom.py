@@ -5,7 +5,7 @@ from __future__ import annotations
 from paragan.config.run import Run
 from paragan.config.sections import DeviceOptions, OutputOptions
 from paragan.game.ema import EMAConfig
-from paragan.optim.optimizers import Adam, PlayerOptim
+from paragan.optim.optimizers import Adam, DiscriminatorOptim, PlayerOptim
 
 
 def custom() -> Run:
@@ -13,7 +13,7 @@ def custom() -> Run:
     return Run(
         recipe="custom",
         g=PlayerOptim(Adam(lr=1e-3, betas=(0.5, 0.99))),
-        d=PlayerOptim(Adam(lr=1e-3, betas=(0.5, 0.99))),
+        d=DiscriminatorOptim(Adam(lr=1e-3, betas=(0.5, 0.99))),
         ema=EMAConfig(half_life_kimg=5.0),
         batch=128,
         device=DeviceOptions(precision="float32"),  # what is small gains nothing from less

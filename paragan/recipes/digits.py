@@ -7,7 +7,7 @@ from paragan.config.sections import DataOptions, DeviceOptions, EvaluationOption
 from paragan.game.ema import EMAConfig
 from paragan.losses.adversarial import Adversarial
 from paragan.nets import DCGAN
-from paragan.optim.optimizers import Adam, PlayerOptim
+from paragan.optim.optimizers import Adam, DiscriminatorOptim, PlayerOptim
 
 
 def digits() -> Run:
@@ -18,7 +18,7 @@ def digits() -> Run:
         nets=DCGAN(width=32, latent=64),
         objective=Adversarial(loss="hinge"),
         g=PlayerOptim(Adam(lr=1e-3, betas=(0.5, 0.99))),
-        d=PlayerOptim(Adam(lr=2e-3, betas=(0.5, 0.99))),
+        d=DiscriminatorOptim(Adam(lr=2e-3, betas=(0.5, 0.99))),
         ema=EMAConfig(half_life_kimg=5.0),
         batch=128,
         kimg=160.0,

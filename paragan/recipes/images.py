@@ -7,7 +7,7 @@ from paragan.config.sections import DataOptions, EvaluationOptions, OutputOption
 from paragan.game.ema import EMAConfig
 from paragan.losses.adversarial import Adversarial
 from paragan.nets import SNGAN
-from paragan.optim.optimizers import Adam, PlayerOptim
+from paragan.optim.optimizers import Adam, DiscriminatorOptim, PlayerOptim
 
 
 def fashion() -> Run:
@@ -18,7 +18,7 @@ def fashion() -> Run:
         nets=SNGAN(width=64),
         objective=Adversarial(loss="hinge"),
         g=PlayerOptim(Adam(lr=2e-4, betas=(0.0, 0.9))),
-        d=PlayerOptim(Adam(lr=4e-4, betas=(0.0, 0.9))),
+        d=DiscriminatorOptim(Adam(lr=4e-4, betas=(0.0, 0.9))),
         ema=EMAConfig(half_life_kimg=20.0),
         batch=128,
         kimg=500.0,
@@ -34,7 +34,7 @@ def folder() -> Run:
         nets=SNGAN(width=128),
         objective=Adversarial(loss="hinge"),
         g=PlayerOptim(Adam(lr=2e-4, betas=(0.0, 0.9))),
-        d=PlayerOptim(Adam(lr=2e-4, betas=(0.0, 0.9))),
+        d=DiscriminatorOptim(Adam(lr=2e-4, betas=(0.0, 0.9))),
         ema=EMAConfig(half_life_kimg=20.0),
         batch=128,
         kimg=2000.0,

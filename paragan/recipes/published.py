@@ -21,7 +21,7 @@ from paragan.config.sections import DataOptions, DeviceOptions, EvaluationOption
 from paragan.game.ema import EMAConfig
 from paragan.losses.adversarial import Adversarial
 from paragan.nets import R3GAN, SAGAN, SNGAN, BigGAN, ContraGAN, Nets
-from paragan.optim.optimizers import Adam, PlayerOptim
+from paragan.optim.optimizers import Adam, PlayerOptim, as_discriminator_optim
 
 MAX_SCORED_RESOLUTION = 64  # pixels a side: a set of larger ones does not fit into memory as features
 
@@ -86,7 +86,7 @@ def published_run(family: str, data: str) -> Run:
         nets=make_nets(family, resolution),
         objective=Adversarial(contrastive=1.0 if family == "contragan" else 0.0),
         g=hyperparameters.make_player_optim(hyperparameters.g_lr),
-        d=hyperparameters.make_player_optim(hyperparameters.d_lr),
+        d=as_discriminator_optim(hyperparameters.make_player_optim(hyperparameters.d_lr)),
         d_steps=hyperparameters.d_steps,
         ema=EMAConfig(
             half_life_kimg=ema_half_life_kimg(hyperparameters) if averaged else ema_half_life_kimg(hyperparameters) / 10
@@ -151,7 +151,7 @@ def r3gan_run(data: str) -> Run:
         nets=R3GAN(width=width),
         objective=Adversarial(loss="relativistic", r1=gamma, r2=gamma),
         g=side,
-        d=side,
+        d=as_discriminator_optim(side),
         ema=EMAConfig(half_life_kimg=500.0),
         batch=batch,
         lanes=batch // 32,

@@ -216,6 +216,16 @@ class StrategyDefaults:
     # ---- what it goes with
 
     @property
+    def replicas_drift(self) -> bool:
+        """Whether ranks that train the same player hold different parameters between exchanges."""
+        return False
+
+    @property
+    def supports_late_start(self) -> bool:
+        """Whether rounds may train G alone until D starts."""
+        return False
+
+    @property
     def supports_batch_ramp(self) -> bool:
         """Whether the batch may grow during a run."""
         return False

@@ -88,6 +88,14 @@ class Decentralized(OptimisticDefaults):
         return self.peer_timeout_s
 
     @property
+    def replicas_drift(self) -> bool:
+        return True
+
+    @property
+    def supports_late_start(self) -> bool:
+        return True
+
+    @property
     def coordination(self) -> Coordination:
         return "gossip"
 

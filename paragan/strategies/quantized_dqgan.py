@@ -58,6 +58,10 @@ class Quantized(OptimisticDefaults):
         return True
 
     @property
+    def supports_late_start(self) -> bool:
+        return True
+
+    @property
     def uses_single_bucket(self) -> bool:
         return self.paper_update
 

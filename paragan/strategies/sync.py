@@ -83,7 +83,6 @@ class PeriodicSync(StrategyDefaults):
 
     @property
     def replicas_drift(self) -> bool:
-        """Whether ranks of one team hold different parameters between exchanges."""
         return self.sync_period > self.step_period
 
     @property
@@ -125,6 +124,10 @@ class Sync(PeriodicSync):
     @property
     def supports_graph_capture(self) -> bool:
         return self.order == "alternating"
+
+    @property
+    def supports_late_start(self) -> bool:
+        return True
 
     def on_one_rank(self) -> Self:
         return type(self)()

@@ -8,7 +8,7 @@ created. Networks and objectives of the user's own are tried on a few images (us
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -27,6 +27,7 @@ from paragan.game.compiled_pass import compile_pass
 from paragan.game.ema import EMAConfig
 from paragan.game.game import ConditioningFn, Game
 from paragan.game.graph_capture import GraphRecorder
+from paragan.game.late_start import LateStart
 from paragan.game.objective import Objective
 from paragan.game.player import Player
 from paragan.losses.adversarial import Adversarial, ConcatRealFake
@@ -38,7 +39,7 @@ from paragan.nets.lane_batch_norm import LaneBatchNorm, convert_batch_norm
 from paragan.nets.memory_format import pad_channels, set_memory_format
 from paragan.nets.spectral_norm import has_spectral_norm, power_iteration, train_mode
 from paragan.optim.optimistic import get_wrapper
-from paragan.optim.optimizers import LR_SCALINGS, PlayerOptim, build_optimizer
+from paragan.optim.optimizers import LR_SCALINGS, DiscriminatorOptim, PlayerOptim, build_optimizer
 from paragan.train.user_code_check import check_user_networks
 
 
@@ -134,12 +135,26 @@ def check_networks(run: Run, networks: Networks) -> None:
             "Use --device.lanes_per_pass=1 (lane by lane)"
         )
     check_gradient_penalty(run, any(isinstance(layer, LaneBatchNorm) for layer in networks.d.modules()))
+    if run.strategy.replicas_drift:
+        _check_not_synchronised(run, networks)
     for name, layer in networks.g.named_modules():
         if isinstance(layer, LaneBatchNorm) and layer.running_mean is None:
             raise UsageError(
                 f"{name}: keeps no running statistics, so a sample would depend on the others of its batch. "
                 "Use track_running_stats=True"
             )
+
+
+def _check_not_synchronised(run: Run, networks: Networks) -> None:
+    """Raise UsageError for a buffer that all ranks must sum in every step."""
+    for role, net in (("G", networks.g), ("D", networks.d)):
+        for name, module in net.named_modules():
+            if hasattr(module, "synchronised") and getattr(module, "needs_all_ranks", True):
+                raise UsageError(
+                    f"--strategy={run.strategy.name}: {name or type(module).__name__} of {role} has buffers that all "
+                    "ranks sum in every step, and here ranks train players of their own. Use --strategy=sync, or a "
+                    "quantizer without such buffers (--nets.quantizer=fsq)"
+                )
 
 
 def build_player(
@@ -241,8 +256,10 @@ def build_game(run: Run, networks: Networks, dataset: Dataset, device: torch.dev
     """
     check_networks(run, networks)
     adversarial = run.objective if isinstance(run.objective, Adversarial) else None
-    if adversarial:
-        attach_state(adversarial.make_state(run.batch), networks.d)
+    objective = adversarial or UserObjective(run.objective)
+    attach_state(objective.make_state(run.batch), networks.d)
+    if isinstance(objective, UserObjective):
+        attach_state(objective.make_g_state(networks.g), networks.g)
     if run.device.compile:
         for net in (networks.g,) if run.objective.second_order else (networks.g, networks.d):
             net.compile()
@@ -260,9 +277,11 @@ def build_game(run: Run, networks: Networks, dataset: Dataset, device: torch.dev
         make_recorder=make_recorder_factory(run, device),
         conditioning_input=networks.conditioning_input,
         shape=dataset.shape,
+        late_start=LateStart(round(1000 * run.d.start_kimg), round(1000 * run.d.weight_warm_up_kimg)),
+        uses_torch_rng=getattr(run.nets, "uses_torch_rng", False),
     )
     if not networks.is_user_defined:
-        return game
+        return _sharing_forward(game, run)
     buffers_before = _named_buffers(game)
     game = check_user_networks(
         game,
@@ -272,7 +291,7 @@ def build_game(run: Run, networks: Networks, dataset: Dataset, device: torch.dev
         adversarial.required_d_conditioning if adversarial else "",
     )
     if not run.device.capture_passes:
-        return game
+        return _sharing_forward(game, run)
     if game.uses_torch_rng:
         raise UsageError(
             "device.capture_passes=true: would record the random numbers that these networks draw. Leave it out"
@@ -285,6 +304,18 @@ def build_game(run: Run, networks: Networks, dataset: Dataset, device: torch.dev
     return game
 
 
+def _sharing_forward(game: Game, run: Run) -> Game:
+    """Return the game with one forward pass of G in a round, if both turns run G on the same input to the same end."""
+    repeats = (
+        game.conditioning_input is not None
+        and game.d_steps == 1
+        and not game.uses_torch_rng
+        and not game.objective.latent_perturbation
+        and not has_spectral_norm(game.g.net)  # its power iteration comes between the two turns
+    )
+    return replace(game, shares_forward=repeats and not run.device.lanes_per_pass and not run.device.capture_passes)
+
+
 def _named_buffers(game: Game) -> dict[str, torch.Tensor]:
     return {f"{name} of {p.name}": buffer for p in game.players for name, buffer in p.net.named_buffers()}
 
@@ -292,9 +323,14 @@ def _named_buffers(game: Game) -> dict[str, torch.Tensor]:
 def lr_schedule(run: Run, player_optim: PlayerOptim) -> Callable[[int], float]:
     """Return images seen after a step -> factor on a player's learning rate.
 
-    Where the batch grows (`ramp`), the rate follows it by the player's `lr_scaling`.
+    Where the batch grows (`ramp`), the rate follows it by the player's `lr_scaling`. It is 0 before D starts.
     """
-    schedule = player_optim.lr_schedule(run.total_images)
+    start = round(1000 * player_optim.start_kimg) if isinstance(player_optim, DiscriminatorOptim) else 0
+    of_training = player_optim.lr_schedule(run.total_images - start)
+
+    def schedule(images: int) -> float:
+        return of_training(images - start) if images > start or not start else 0.0
+
     if not run.ramp:
         return schedule
     scaling = LR_SCALINGS[player_optim.lr_scaling]

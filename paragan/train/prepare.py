@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from paragan.comm.world import World
 from paragan.config.resolve import load_dataset, make_spec, resolve
@@ -19,6 +20,7 @@ from paragan.config.validate import check_d_conditioning, check_gradient_penalty
 from paragan.core.errors import UsageError
 from paragan.core.rng import CPU
 from paragan.data.dataset import Dataset
+from paragan.losses.adversarial import Adversarial
 from paragan.models.model import find_init_model_dir, find_model_dir
 from paragan.models.weights_fingerprint import weights_fingerprint
 from paragan.nets import Spec
@@ -114,8 +116,10 @@ def _check_parts(run: Run, dataset: Dataset) -> None:
     if not user_defined:
         check_weight_clip(run, run.nets.spectral)
         check_gradient_penalty(run, getattr(run.nets, "batch_norm", False))
-        if not run.per_label:  # each of its games has no labels, and is resolved by itself
-            check_d_conditioning(run.objective, resolve_d_conditioning(run.nets, make_spec(run.data, dataset)))
+        nets: Any = run.nets
+        # each game of a per-label run has no labels, and is resolved by itself
+        if isinstance(run.objective, Adversarial) and hasattr(nets, "g_conditioning") and not run.per_label:
+            check_d_conditioning(run.objective, resolve_d_conditioning(nets, make_spec(run.data, dataset)))
     check_evaluation(run.evaluation, dataset, run.output.best_metric)
     if run.distill_from:
         make_teacher(run, dataset, CPU)

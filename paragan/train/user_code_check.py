@@ -24,6 +24,7 @@ from paragan.core.types import Batch, Loss, run_discriminator
 from paragan.data.dataset import Dataset
 from paragan.data.loader.device_transfer import to_model_input
 from paragan.game.game import Game
+from paragan.game.late_start import LateStart
 from paragan.game.player import Player
 from paragan.losses.class_losses import require_outputs
 
@@ -55,12 +56,17 @@ def check_user_networks(
             fakes = _generate(game, micro_batch)
             _check_shapes(game, fakes, conditioning)
             _check_losses(game, micro_batch, fakes)
+            _check_late_start(game, micro_batch)
+            _check_replayed_fields(game, fakes)
+            _check_written_in_forward(game, micro_batch, fakes)
         for player in game.players:
             _check_storage(player, addresses[player])
         _check_buffer_writes(game, micro_batch, lanes_share_pass)
         uses_torch_rng = not _all_equal(_module_outputs(game, micro_batch), _module_outputs(game, micro_batch))
         if uses_torch_rng:
             _check_repeatable(game, micro_batch)
+        if len(micro_batch.rng.lanes) > 1 and not uses_torch_rng:
+            _check_synchronised(game, micro_batch)
         if lanes_share_pass and len(micro_batch.rng.lanes) > 1:
             _check_lane_coupling(game, micro_batch)
             _check_objective_coupling(game, micro_batch)
@@ -139,11 +145,7 @@ def _describe_shape(value: Any) -> str:
 
 def _check_losses(game: Game, micro_batch: Batch, fakes: Batch) -> None:
     """Check that both losses are finite scalars with a gradient for their player."""
-    turns: Sequence[tuple[Player, Callable[[], Loss]]] = (
-        (game.d, lambda: game.objective.discriminator(game.d.net, micro_batch, fakes, 0)),
-        (game.g, lambda: game.objective.generator(game.d.net, game.generate(micro_batch, "G"), micro_batch, 0)),
-    )
-    for player, loss in turns:
+    for player, loss in _turn_losses(game, micro_batch, fakes):
         with player.requiring_grad():
             total = _check_loss(player, loss())
             has_gradient = total.requires_grad and any(
@@ -151,6 +153,84 @@ def _check_losses(game: Game, micro_batch: Batch, fakes: Batch) -> None:
             )
             if not has_gradient:
                 raise UsageError(f"the loss of {player.name} depends on none of its parameters: there is no gradient")
+
+
+def _turn_losses(game: Game, micro_batch: Batch, fakes: Batch) -> Sequence[tuple[Player, Callable[[], Loss]]]:
+    """Return both players with their loss; D gets `fakes`."""
+
+    def g_loss() -> Loss:
+        fake = replace(game.generate(micro_batch, "G"), generator=game.g.net)
+        return game.objective.generator(game.d.net, fake, micro_batch, 0)
+
+    return (game.d, lambda: game.objective.discriminator(game.d.net, micro_batch, fakes, 0)), (game.g, g_loss)
+
+
+def _check_late_start(game: Game, micro_batch: Batch) -> None:
+    """Check that G's loss does without D where D has not started."""
+
+    def refuse(images: Tensor, labels: Tensor | None) -> Tensor:
+        raise UsageError(
+            "objective.generator: calls D while fake.adversarial_weight is 0, which it is until d.start_kimg. Return "
+            "the part of the loss that needs no D then"
+        )
+
+    if game.late_start != LateStart():
+        fake = replace(game.generate(micro_batch, "G"), generator=game.g.net, adversarial_weight=0.0)
+        with game.g.requiring_grad():
+            _check_loss(game.g, game.objective.generator(refuse, fake, micro_batch, 0))
+
+
+def _check_replayed_fields(game: Game, fakes: Batch) -> None:
+    """Check that buffers of fakes can hold the fields that the objective names: one row for each image."""
+    for name in game.objective.replayed_fields:
+        value = fakes.fields.get(name)
+        if not isinstance(value, Tensor) or not value.dim() or len(value) != len(fakes.images):
+            fields = ", ".join(fakes.fields) or "nothing but images"
+            raise UsageError(
+                f"replayed_fields: {name!r} is {_describe_shape(value)}, and G returns {fields}. Name fields with one "
+                f"row for each of {len(fakes.images)} images"
+            )
+
+
+def _check_synchronised(game: Game, micro_batch: Batch) -> None:
+    """Check that what a pass adds to synchronised buffers is a sum over its rows, and that only forward writes them."""
+    for player in game.players:
+        if not player.synchronised:
+            continue
+        merged = _tracked_moments(game, player, [micro_batch])
+        by_lane = _tracked_moments(game, player, _split_lanes(micro_batch))
+        for layer, a, b in zip(player.synchronised, merged, by_lane):
+            if _differs(a, b):
+                raise UsageError(
+                    f"{layer.name} of {player.name}: what a pass over several lanes adds to {', '.join(layer.names)} "
+                    "is not the sum of what each lane adds. Add to them in forward, and use them in apply_synchronised"
+                )
+
+
+def _tracked_moments(game: Game, player: Player, batches: Sequence[Batch]) -> list[Tensor]:
+    """Return what passes over batches add to each module with synchronised buffers."""
+    with player.tracking_moments():
+        for batch in batches:
+            fake = replace(game.generate(batch, "G"), generator=game.g.net)
+            if player is game.d:
+                run_discriminator(game.d.net, fake.images.detach(), fake.labels)
+    moments = [layer.moments.clone() for layer in player.synchronised]
+    player.moments.zero_()
+    return moments
+
+
+def _check_written_in_forward(game: Game, micro_batch: Batch, fakes: Batch) -> None:
+    """Check that backward does not write synchronised buffers: it may run more than once, or not at all."""
+    for player, loss in _turn_losses(game, micro_batch, fakes):
+        before = [(layer, layer.values()) for layer in player.synchronised]
+        with player.requiring_grad():
+            torch.autograd.grad(loss().total, player.flat.parameters, allow_unused=True)
+        for layer, values in before:
+            if not _all_equal(values, layer.values()):
+                raise UsageError(
+                    f"{layer.name} of {player.name}: backward writes to {', '.join(layer.names)}. Write to them in "
+                    "forward"
+                )
 
 
 def _check_loss(player: Player, loss: Any) -> Tensor:
@@ -283,11 +363,7 @@ def _losses_and_gradients(game: Game, micro_batch: Batch) -> dict[str, Tensor]:
     values: dict[str, Tensor] = {}
     with _preserve_buffers(game):
         fakes = _generate(game, micro_batch)
-        turns: Sequence[tuple[Player, Callable[[], Loss]]] = (
-            (game.d, lambda: game.objective.discriminator(game.d.net, micro_batch, fakes, 0)),
-            (game.g, lambda: game.objective.generator(game.d.net, game.generate(micro_batch, "G"), micro_batch, 0)),
-        )
-        for player, loss in turns:
+        for player, loss in _turn_losses(game, micro_batch, fakes):
             with player.requiring_grad():
                 total = loss().total
                 grads = torch.autograd.grad(total, player.flat.parameters, allow_unused=True)

@@ -1,0 +1,252 @@
+"""The objective of autoencoders, codecs and upscalers: a distance to the data, and an adversarial part.
+
+G gets an input that belongs to a real sample (`conditioning_input`), so fake i is to equal real i. Terms, with the
+weights of the configuration: distances of the images, features of D (feature matching), features of a fixed network
+(perceptual), what G itself returns as a loss (`outputs`: commitment, KL), and the adversarial loss.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from paragan.core.errors import UsageError
+from paragan.core.schema import config_class
+from paragan.core.types import Batch, DiscriminatorFn, DiscriminatorOutput, Loss, run_discriminator
+from paragan.losses.adversarial import Adversarial, Weight
+from paragan.losses.gradient_weights import AdaptiveWeight, Balancer
+from paragan.losses.running_state import ObjectiveState, state_of_generator
+
+Terms = dict[str, tuple[float, Tensor]]  # by name: weight and value
+PositiveWeight = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+@config_class
+class Reconstruction:
+    """A distance between G's images and the data, plus an adversarial loss.
+
+    l1, l2              : weights of the mean absolute and of the mean squared difference
+    perceptual          : weight of the distance of features of a fixed network
+    perceptual_features : that network, as module:callable; the callable returns an nn.Module: images in [-1, 1] -> a
+                          list of feature maps [N, C, ...]
+    feature_matching    : weight of the distance of D's features (2 in HiFi-GAN); D has to return them
+    outputs             : weights of scalars that G returns beside the images, such as {commitment: 0.25}
+    adversarial_weight  : weight of the adversarial loss
+    weighting           : fixed: terms are added with their weights. adaptive: the adversarial loss is multiplied by the
+                          ratio of the gradients at G's last layer (VQGAN). balanced: each weight is the share of its
+                          term in the gradient at G's output (EnCodec)
+    max_adaptive_weight : upper bound of the adaptive ratio
+    balancer_decay      : decay of the mean norms of gradients, per step, in balanced
+    adversarial         : the adversarial loss and the penalties of D
+    """
+
+    name: Literal["reconstruction"] = "reconstruction"
+    l1: Weight = 1.0
+    l2: Weight = 0.0
+    perceptual: Weight = 0.0
+    perceptual_features: str = ""
+    feature_matching: Weight = 0.0
+    outputs: Mapping[str, Weight] = Field(default_factory=dict)
+    adversarial_weight: Weight = 1.0
+    weighting: Literal["fixed", "adaptive", "balanced"] = "fixed"
+    max_adaptive_weight: PositiveWeight = 1e4
+    balancer_decay: Annotated[float, Field(ge=0, lt=1)] = 0.999
+    adversarial: Adversarial = Adversarial()
+
+    # properties that the trainer uses ---------------------------------------------------------------------
+
+    @property
+    def second_order(self) -> bool:
+        """Whether a loss differentiates D twice."""
+        return self.adversarial.second_order
+
+    @property
+    def clip(self) -> float:
+        """Bound of D's weights; 0: none."""
+        return self.adversarial.clip
+
+    def check(self) -> None:
+        """Raise `UsageError` if two fields contradict each other."""
+        self.adversarial.check()
+        if bool(self.perceptual) != bool(self.perceptual_features):
+            raise UsageError(
+                f"objective.perceptual={self.perceptual:g}: needs objective.perceptual_features, and the other way "
+                "round. Set both, such as --objective.perceptual=1 --objective.perceptual_features=mine:features"
+            )
+        if not any((self.l1, self.l2, self.perceptual)):
+            raise UsageError("objective.l1=0: no distance to the data is left. Use --objective.l1=1")
+        unsupported = {
+            "zcr": self.adversarial.latent_perturbation,
+            "classifier": self.adversarial.classifier,
+            "contrastive": self.adversarial.contrastive,
+            "orthogonal": self.adversarial.orthogonal + self.adversarial.d_orthogonal,
+        }
+        for field, value in unsupported.items():
+            if value:
+                raise UsageError(
+                    f"objective.adversarial.{field}: has no effect beside a distance to the data. "
+                    f"Use objective.adversarial.{field}=0"
+                )
+        if self.feature_matching and self.adversarial.augment.name != "none":
+            raise UsageError(
+                f"objective.feature_matching={self.feature_matching:g}: compares images that are not augmented. Use "
+                "objective.adversarial.augment=none, or objective.feature_matching=0"
+            )
+
+    def make_state(self, step_images: int) -> ObjectiveState | None:
+        """Return what D remembers for the adversarial loss; None if it needs nothing."""
+        return self.adversarial.make_state(step_images)
+
+    def make_g_state(self, g: nn.Module) -> nn.Module | None:
+        """Return what G remembers for the weighting of its terms; None if that is fixed."""
+        if self.weighting == "balanced":
+            return Balancer(self._image_weights(), self.balancer_decay)
+        if self.weighting == "fixed":
+            return None
+        last_layer = getattr(g, "last_layer", None)
+        if not isinstance(last_layer, Tensor):
+            raise UsageError(
+                "objective.weighting=adaptive: G has no last_layer. Let its class have a property last_layer that "
+                "returns the weight of its last layer, or use objective.weighting=fixed"
+            )
+        return AdaptiveWeight(last_layer, self.max_adaptive_weight)
+
+    def _image_weights(self) -> dict[str, float]:
+        weights = {
+            "l1": self.l1,
+            "l2": self.l2,
+            "perceptual": self.perceptual,
+            "feature_matching": self.feature_matching,
+            "adversarial": self.adversarial_weight,
+        }
+        return {name: weight for name, weight in weights.items() if weight}
+
+    # the two losses -----------------------------------------------------------------------------------------
+
+    def discriminator(self, d: DiscriminatorFn, real: Batch, fake: Batch, step: int) -> Loss:
+        """Compute D's loss: that of the adversarial part."""
+        return self.adversarial.discriminator(d, real, fake, step)
+
+    def generator(self, d: DiscriminatorFn, fake: Batch, real: Batch, step: int) -> Loss:
+        """Compute G's loss; D is not called while `fake.adversarial_weight` is 0."""
+        reconstruction = self._distances(fake, real)
+        judged: Terms = {}
+        if fake.adversarial_weight and self.adversarial_weight:
+            judged = self._judgements(d, fake, real, step)
+        total, parts = self._combine(fake, reconstruction, judged)
+        for name, weight in self.outputs.items():
+            if name not in fake.fields:
+                fields = ", ".join(fake.fields) or "nothing but images"
+                raise UsageError(f"objective.outputs: G returns no {name!r}. Use names of {fields}")
+            value = fake.fields[name].float().mean()
+            total = total + weight * value
+            parts[f"G/{name}"] = value.detach()
+        return Loss(total, parts)
+
+    def _distances(self, fake: Batch, real: Batch) -> Terms:
+        """Return the terms that need no D."""
+        x, target = fake.images.float(), real.images.float()
+        terms: Terms = {}
+        if self.l1:
+            terms["l1"] = self.l1, (x - target).abs().mean()
+        if self.l2:
+            terms["l2"] = self.l2, (x - target).square().mean()
+        if self.perceptual:
+            network = load_features(self.perceptual_features, x.device)
+            terms["perceptual"] = self.perceptual, feature_distance(network(x), network(target))
+        return terms
+
+    def _judgements(self, d: DiscriminatorFn, fake: Batch, real: Batch, step: int) -> Terms:
+        """Return the terms that need D."""
+        recorder = _OutputRecorder(d)
+        loss = self.adversarial.generator(recorder if self.feature_matching else d, fake, real, step)
+        terms: Terms = {"adversarial": (self.adversarial_weight, loss.total)}
+        if self.feature_matching:
+            with torch.no_grad():
+                on_real = run_discriminator(d, real.images, real.labels)
+            on_fake = recorder.outputs[0]
+            if not on_fake.features:
+                raise UsageError(
+                    f"objective.feature_matching={self.feature_matching:g}: D returns no features. Return a "
+                    "paragan.DiscriminatorOutput with features, or use objective.feature_matching=0"
+                )
+            terms["feature_matching"] = self.feature_matching, feature_distance(on_fake.features, on_real.features)
+        return terms
+
+    def _combine(self, fake: Batch, reconstruction: Terms, judged: Terms) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the weighted sum of all terms, and their values by name."""
+        terms = reconstruction | judged
+        parts = {f"G/{name}": value.detach() for name, (_, value) in terms.items()}
+        ramp = fake.adversarial_weight
+        if self.weighting == "balanced":
+            factors = dict.fromkeys(judged, ramp)
+            return state_of_generator(fake.generator)(
+                fake.images, {name: x for name, (_, x) in terms.items()}, factors
+            ), parts
+        distance = _weighted_sum(reconstruction)
+        if not judged:
+            return distance, parts
+        if self.weighting == "fixed":
+            return distance + ramp * _weighted_sum(judged), parts
+        state: Any = state_of_generator(fake.generator)
+        parts["G/adaptive_weight"] = state.weight.clone()
+        return state(fake.images, distance, _weighted_sum(judged), ramp), parts
+
+    def weight_penalty(self, player: str, net: nn.Module) -> Loss | None:
+        """Return no term: weights are not penalised."""
+        return None
+
+
+class _OutputRecorder:
+    """A D that records what it returns."""
+
+    def __init__(self, d: DiscriminatorFn):
+        self.d = d
+        self.outputs: list[DiscriminatorOutput] = []
+
+    def __call__(self, images: Tensor, labels: Tensor | None) -> DiscriminatorOutput:
+        self.outputs.append(run_discriminator(self.d, images, labels))
+        return self.outputs[-1]
+
+
+def _weighted_sum(terms: Terms) -> Tensor:
+    return torch.stack([weight * value for weight, value in terms.values()]).sum()
+
+
+def feature_distance(a: Any, b: Any) -> Tensor:
+    """Return the sum over feature maps of the mean absolute difference (feature matching, Larsen et al. 2016). Scalar.
+
+    Args:
+        a: feature maps [N, ...], a list.
+        b: the same, of the data; they get no gradient.
+    """
+    distances = [(x.float() - y.detach().float()).abs().mean() for x, y in zip(a, b, strict=True)]
+    return torch.stack(distances).sum()
+
+
+@functools.cache
+def load_features(name: str, device: torch.device) -> nn.Module:
+    """Return the frozen network that `module:callable` makes, on a device.
+
+    Raises:
+        UsageError: it cannot be made.
+    """
+    module, _, attribute = name.partition(":")
+    try:
+        network = getattr(importlib.import_module(module), attribute)()
+    except (Exception, SystemExit) as error:  # importing a module may run any code
+        raise UsageError(
+            f"objective.perceptual_features={name}: {type(error).__name__}: {error}. Use module:callable, where the "
+            "callable returns an nn.Module, and start in the folder of the module"
+        ) from error
+    if not isinstance(network, nn.Module):
+        raise UsageError(
+            f"objective.perceptual_features={name}: returned {type(network).__name__}. Return an nn.Module"
+        )
+    return network.to(device).eval().requires_grad_(False)
