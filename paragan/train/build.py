@@ -260,8 +260,10 @@ def build_game(run: Run, networks: Networks, dataset: Dataset, device: torch.dev
         make_recorder=make_recorder_factory(run, device),
         conditioning_input=networks.conditioning_input,
         shape=dataset.shape,
+        uses_torch_rng=getattr(run.nets, "uses_torch_rng", False),
     )
     if not networks.is_user_defined:
+        _check_recorded_numbers(run.device, game)
         return game
     buffers_before = _named_buffers(game)
     game = check_user_networks(
@@ -271,18 +273,22 @@ def build_game(run: Run, networks: Networks, dataset: Dataset, device: torch.dev
         run.device.lanes_per_pass != 1,
         adversarial.required_d_conditioning if adversarial else "",
     )
+    _check_recorded_numbers(run.device, game)
     if not run.device.capture_passes:
         return game
-    if game.uses_torch_rng:
-        raise UsageError(
-            "device.capture_passes=true: would record the random numbers that these networks draw. Leave it out"
-        )
     for name, buffer in _named_buffers(game).items():
         if buffers_before.get(name) is not buffer:
             raise UsageError(
                 f"device.capture_passes=true: a forward pass replaces {name}. Write into it (add_), or leave it out"
             )
     return game
+
+
+def _check_recorded_numbers(options: DeviceOptions, game: Game) -> None:
+    if options.capture_passes and game.uses_torch_rng:
+        raise UsageError(
+            "device.capture_passes=true: would record the random numbers that these networks draw. Leave it out"
+        )
 
 
 def _named_buffers(game: Game) -> dict[str, torch.Tensor]:
