@@ -64,8 +64,8 @@ def mel_to_hz(mel: Tensor) -> Tensor:
 def mel_filters(config: MelConfig) -> Tensor:
     """Return triangular filters of area 1, float64 [mels, n_fft / 2 + 1], over the frequencies of the transform."""
     frequencies = torch.linspace(0, config.sample_rate / 2, config.n_fft // 2 + 1, dtype=torch.float64)
-    ends = hz_to_mel(torch.tensor([config.f_min, config.top_frequency], dtype=torch.float64)).tolist()
-    corners = mel_to_hz(torch.linspace(*ends, config.mels + 2, dtype=torch.float64))
+    low, high = hz_to_mel(torch.tensor([config.f_min, config.top_frequency], dtype=torch.float64)).tolist()
+    corners = mel_to_hz(torch.linspace(low, high, config.mels + 2, dtype=torch.float64))
     left, center, right = (corners[i : i + config.mels, None] for i in range(3))
     rising = (frequencies - left) / (center - left)
     falling = (right - frequencies) / (right - center)

@@ -110,7 +110,7 @@ class ResidualUpscaler(nn.Module):
         return base + self.image(h).to(base.dtype)
 
     @property
-    def last_layer(self) -> nn.Parameter:
+    def last_layer(self) -> Tensor:
         """Weight of the convolution that makes the images, for weights that follow its gradient."""
         return self.image.weight
 

@@ -180,7 +180,7 @@ class QuantizingAutoencoder(nn.Module):
         return self.decoder(self.quantizer.codes_to_values(codes))  # pyright: ignore
 
     @property
-    def last_layer(self) -> nn.Parameter:
+    def last_layer(self) -> Tensor:
         """Weight of the convolution that makes the images, for weights that follow its gradient."""
         return self.decoder.image.weight
 

@@ -121,10 +121,8 @@ def test_patches_fit_as_advised():
     VQAutoencoder(d_layers=1, d_scales=1).check(Spec(16, 3))
 
 
-def test_default_sizes_for_cifar10():
-    G, D = VQAutoencoder().generator(Spec(32, 3)), VQAutoencoder().discriminator(Spec(32, 3))
-    assert sum(p.numel() for p in G.parameters()) == 528_643
-    assert sum(p.numel() for p in D.parameters()) == 167_649
+def test_default_codes_of_cifar10_are_8_by_8():
+    G = VQAutoencoder().generator(Spec(32, 3))
     assert G(torch.zeros(1, 3, 32, 32)).codes.shape == (1, 8, 8)
 
 
