@@ -1,4 +1,4 @@
-"""Families whose G gets data, in the trainer: their G takes the batch, and draw random numbers where they say so."""
+"""Families whose G gets data, in the trainer: G takes the batch, and draws random numbers where it says so."""
 
 from __future__ import annotations
 
