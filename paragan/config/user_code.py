@@ -123,7 +123,7 @@ def user_code_digest(*parts: Any) -> str:
 
 
 def conditioning_input_of(nets: Any) -> ConditioningFn | None:
-    """Return what user-defined networks give to G in place of latents, if they define `conditioning_input`."""
+    """Return what networks give to G in place of latents, if they define `conditioning_input`."""
     return getattr(nets, "conditioning_input", None)
 
 
@@ -140,7 +140,7 @@ def _images_hint(shape: Sequence[int]) -> str:
 
 def check_nets(nets: Any, spec: Spec) -> None:
     """Raise UsageError if networks cannot be built for such data."""
-    if spec.array_shape and not is_user_defined(nets):
+    if spec.array_shape and not is_user_defined(nets) and not getattr(nets, "takes_arrays", False):
         raise UsageError(
             f"--nets={nets.name}: makes images, and the data are arrays {list(spec.array_shape)}. Use networks of your "
             f"own, --nets=module:Class{_images_hint(spec.array_shape)}"

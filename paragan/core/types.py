@@ -73,7 +73,7 @@ def run_discriminator(d: DiscriminatorFn, images: Tensor, labels: Tensor | None)
     return output if isinstance(output, DiscriminatorOutput) else DiscriminatorOutput(output)
 
 
-def judged_array(output: Any, name: str = "images") -> Tensor:
+def primary_array(output: Any, name: str = "images") -> Tensor:
     """Return the array that D judges of what G returned: a tensor, or a NamedTuple with a field `images` or `name`.
 
     Raises:
@@ -82,13 +82,13 @@ def judged_array(output: Any, name: str = "images") -> Tensor:
     fields = named_fields(output)
     if not fields:
         return output
-    judged = next((field for field in (name, "images") if field in fields), None)
-    if judged is None:
+    primary = next((field for field in (name, "images") if field in fields), None)
+    if primary is None:
         raise UsageError(
             f"generator: returned {type(output).__name__}({', '.join(fields)}), and D judges the field {name!r}. "
             f"Name one of them {name}"
         )
-    return fields[judged]
+    return fields[primary]
 
 
 def named_fields(output: Any) -> dict[str, Any]:

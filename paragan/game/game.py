@@ -17,7 +17,7 @@ from torch import Tensor
 from paragan.comm.bucket import Exchange
 from paragan.comm.process_group import Group
 from paragan.core.rng import LaneRng
-from paragan.core.types import Batch, DiscriminatorFn, Loss, judged_array, named_fields
+from paragan.core.types import Batch, DiscriminatorFn, Loss, named_fields, primary_array
 from paragan.game.graph_capture import GraphRecorder
 from paragan.game.late_start import LateStart
 from paragan.game.objective import Objective
@@ -42,7 +42,7 @@ class Game:
     autocast           : makes the context in which losses are computed (precision)
     conditioning_input : what G gets in place of latents (for an autoencoder, the images); None: latents
     shape              : of one image or array of the data
-    judged             : the field of G's output that D judges, if G returns a NamedTuple
+    primary            : the field of G's output that D judges, if G returns a NamedTuple
     late_start         : when D starts
     shares_forward     : D judges the images of the pass that G's turn differentiates (shared_forward.py)
     uses_torch_rng     : a network draws from torch's own generator, which is then seeded before every pass
@@ -60,7 +60,7 @@ class Game:
     autocast: Callable[[], AbstractContextManager[object]] = nullcontext
     conditioning_input: ConditioningFn | None = None
     shape: tuple[int, ...] = ()
-    judged: str = "images"
+    primary: str = "images"
     late_start: LateStart = field(default_factory=LateStart)
     shares_forward: bool = False
     uses_torch_rng: bool = False
@@ -151,8 +151,8 @@ class Game:
         perturbed = None
         if self.objective.latent_perturbation:
             noise = micro_batch.rng.normal(f"nearby/{turn}", *z.shape[1:])
-            perturbed = judged_array(self.g.net(z + self.objective.latent_perturbation * noise, y), self.judged)
-        images = judged_array(output, self.judged)
+            perturbed = primary_array(self.g.net(z + self.objective.latent_perturbation * noise, y), self.primary)
+        images = primary_array(output, self.primary)
         return Batch(images, y, micro_batch.rng, z, perturbed, named_fields(output))
 
     def generator_inputs(self, micro_batch: Batch, turn: str) -> tuple[Tensor, Tensor | None]:

@@ -36,7 +36,8 @@ class SharedForward:
 
     def fakes_for_g(self, micro_batch: Batch) -> Batch:
         """Return the fakes of D's turn, once; generate them if D had no turn."""
-        shared, self._fake = self._fake, None
+        shared = self._fake
+        self._fake = None
         if shared and shared[0] is micro_batch:
             return shared[1]
         return self.game.generate(micro_batch, "G")

@@ -161,7 +161,7 @@ class Balancer(nn.Module):
         self.sums.zero_()
 
 
-class _GivenGradient(torch.autograd.Function):
+class _ExplicitGradient(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, value: Tensor, gradient: Tensor) -> Tensor:
         ctx.save_for_backward(gradient)
@@ -175,7 +175,7 @@ class _GivenGradient(torch.autograd.Function):
 
 def with_gradient(value: Tensor, x: Tensor, gradient: Tensor) -> Tensor:
     """Return the scalar `value`, whose gradient with respect to x is `gradient`."""
-    return _GivenGradient.apply(x, value, gradient)  # pyright: ignore
+    return _ExplicitGradient.apply(x, value, gradient)  # pyright: ignore
 
 
 def _gradient(loss: Tensor, images: Tensor) -> Tensor:

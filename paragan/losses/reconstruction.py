@@ -136,10 +136,10 @@ class Reconstruction:
     def generator(self, d: DiscriminatorFn, fake: Batch, real: Batch, step: int) -> Loss:
         """Compute G's loss; D is not called while `fake.adversarial_weight` is 0."""
         reconstruction = self._distances(fake, real)
-        judged: Terms = {}
+        adversarial: Terms = {}
         if fake.adversarial_weight and self.adversarial_weight:
-            judged = self._judgements(d, fake, real, step)
-        total, parts = self._combine(fake, reconstruction, judged)
+            adversarial = self._adversarial_terms(d, fake, real, step)
+        total, parts = self._combine(fake, reconstruction, adversarial)
         for name, weight in self.outputs.items():
             if name not in fake.fields:
                 fields = ", ".join(fake.fields) or "nothing but images"
@@ -162,7 +162,7 @@ class Reconstruction:
             terms["perceptual"] = self.perceptual, feature_distance(network(x), network(target))
         return terms
 
-    def _judgements(self, d: DiscriminatorFn, fake: Batch, real: Batch, step: int) -> Terms:
+    def _adversarial_terms(self, d: DiscriminatorFn, fake: Batch, real: Batch, step: int) -> Terms:
         """Return the terms that need D."""
         recorder = _OutputRecorder(d)
         loss = self.adversarial.generator(recorder if self.feature_matching else d, fake, real, step)
@@ -179,24 +179,24 @@ class Reconstruction:
             terms["feature_matching"] = self.feature_matching, feature_distance(on_fake.features, on_real.features)
         return terms
 
-    def _combine(self, fake: Batch, reconstruction: Terms, judged: Terms) -> tuple[Tensor, dict[str, Tensor]]:
+    def _combine(self, fake: Batch, reconstruction: Terms, adversarial: Terms) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the weighted sum of all terms, and their values by name."""
-        terms = reconstruction | judged
+        terms = reconstruction | adversarial
         parts = {f"G/{name}": value.detach() for name, (_, value) in terms.items()}
         ramp = fake.adversarial_weight
         if self.weighting == "balanced":
-            factors = dict.fromkeys(judged, ramp)
+            factors = dict.fromkeys(adversarial, ramp)
             return state_of_generator(fake.generator)(
                 fake.images, {name: x for name, (_, x) in terms.items()}, factors
             ), parts
         distance = _weighted_sum(reconstruction)
-        if not judged:
+        if not adversarial:
             return distance, parts
         if self.weighting == "fixed":
-            return distance + ramp * _weighted_sum(judged), parts
+            return distance + ramp * _weighted_sum(adversarial), parts
         state: Any = state_of_generator(fake.generator)
         parts["G/adaptive_weight"] = state.weight.clone()
-        return state(fake.images, distance, _weighted_sum(judged), ramp), parts
+        return state(fake.images, distance, _weighted_sum(adversarial), ramp), parts
 
     def weight_penalty(self, player: str, net: nn.Module) -> Loss | None:
         """Return no term: weights are not penalised."""

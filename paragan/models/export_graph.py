@@ -24,7 +24,7 @@ from torch.nn.utils import parametrize
 from paragan.core.atomic_write import atomic_output, require_absent
 from paragan.core.errors import RunError, UsageError
 from paragan.core.rng import philox_generator
-from paragan.core.types import judged_array
+from paragan.core.types import primary_array
 from paragan.models.model import Model
 from paragan.models.sampler import PerLabelSampler, Sampler
 
@@ -95,7 +95,7 @@ class ExportedGenerator(nn.Module):
         self.g = g
 
     def forward(self, z: Tensor, label: Tensor | None = None) -> Tensor:
-        return judged_array(self.g(z, label))
+        return primary_array(self.g(z, label))
 
 
 def frozen_copy(g: nn.Module) -> nn.Module:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from paragan.core.errors import UsageError
 from paragan.core.host_copies import copy_to_device
 from paragan.core.rng import CPU, LaneRng, philox_generator
-from paragan.core.types import Batch, judged_array
+from paragan.core.types import Batch, primary_array
 from paragan.data.dataset import Dataset
 from paragan.data.loader.device_transfer import to_model_input
 from paragan.game.game import ConditioningFn
@@ -134,7 +134,7 @@ class Sampler:
         """Return the outputs of G on the host; in smaller batches where the device has too little memory."""
         try:
             labels = None if y is None else copy_to_device(y, self.device)
-            return [self.to_output(judged_array(self.g(copy_to_device(z, self.device), labels))).cpu()]
+            return [self.to_output(primary_array(self.g(copy_to_device(z, self.device), labels))).cpu()]
         except torch.OutOfMemoryError:
             if len(z) == 1:
                 raise

@@ -17,12 +17,27 @@ from paragan.nets.r3gan import R3GAN
 from paragan.nets.sagan import SAGAN
 from paragan.nets.sngan import SNGAN
 from paragan.nets.spec import Spec
+from paragan.nets.super_resolution import SuperResolution
+from paragan.nets.vocoder import HiFiGAN
 from paragan.nets.vq_autoencoder import VQAutoencoder
 
 Nets = Annotated[
-    DCGAN | SNGAN | SAGAN | BigGAN | BigGANDeep | ContraGAN | R3GAN | VQAutoencoder,
+    DCGAN | SNGAN | SAGAN | BigGAN | BigGANDeep | ContraGAN | R3GAN | VQAutoencoder | HiFiGAN | SuperResolution,
     Field(discriminator="name"),
     name_shorthand,
 ]
 
-__all__ = ["DCGAN", "R3GAN", "SAGAN", "SNGAN", "BigGAN", "BigGANDeep", "ContraGAN", "Nets", "Spec", "VQAutoencoder"]
+__all__ = [
+    "DCGAN",
+    "R3GAN",
+    "SAGAN",
+    "SNGAN",
+    "BigGAN",
+    "BigGANDeep",
+    "ContraGAN",
+    "HiFiGAN",
+    "Nets",
+    "Spec",
+    "SuperResolution",
+    "VQAutoencoder",
+]

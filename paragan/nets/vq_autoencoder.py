@@ -126,7 +126,7 @@ def _check_halvings(spec: Spec, downsample: int) -> None:
     )
 
 
-class Reconstruction(NamedTuple):
+class QuantizedReconstruction(NamedTuple):
     """What an autoencoder with a quantizer returns: images [N, C, H, W], codes and commitment of `QuantizerOutput`."""
 
     images: Tensor
@@ -143,7 +143,7 @@ class GaussianReconstruction(NamedTuple):
 
 
 class QuantizingAutoencoder(nn.Module):
-    """Images [N, C, H, W] in [-1, 1], y unused -> `Reconstruction` or `GaussianReconstruction`, dtype of the images.
+    """Images [N, C, H, W] in [-1, 1], y unused -> `QuantizedReconstruction` or `GaussianReconstruction`, same dtype.
 
     Outputs are not bounded, as in VQGAN: images are clipped where they are shown or scored.
 
@@ -164,11 +164,11 @@ class QuantizingAutoencoder(nn.Module):
         self.quantizer = quantizer
         self.decoder = Decoder(channels, widths[::-1], blocks, out_dim)
 
-    def forward(self, x: Tensor, y: Tensor | None = None) -> Reconstruction | GaussianReconstruction:
+    def forward(self, x: Tensor, y: Tensor | None = None) -> QuantizedReconstruction | GaussianReconstruction:
         output = self.encode(x)
         images = self.decoder(output[0]).to(x.dtype)
         if isinstance(output, QuantizerOutput):
-            return Reconstruction(images, output.codes, output.commitment)
+            return QuantizedReconstruction(images, output.codes, output.commitment)
         return GaussianReconstruction(images, output.mean, output.kl)
 
     def encode(self, x: Tensor) -> QuantizerOutput | GaussianSample:

@@ -13,7 +13,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from paragan.comm.traffic import Traffic, ring_all_reduce
-from paragan.core.types import judged_array
+from paragan.core.types import primary_array
 from paragan.game.game import Game
 from paragan.game.player import Player
 from paragan.strategies.base import Role
@@ -107,7 +107,7 @@ def count_forward_flops(game: Game) -> tuple[float, float]:
     z, y = game.generator_inputs(game.dummy_batch(per_lane, device), "D")
     with torch.no_grad():
         with FlopCounterMode(display=False) as g_counter:
-            images = judged_array(game.g.net(z, y), game.judged)
+            images = primary_array(game.g.net(z, y), game.primary)
         with FlopCounterMode(display=False) as d_counter:
             game.d.net(images, y)
     return g_counter.get_total_flops() / per_lane, d_counter.get_total_flops() / per_lane

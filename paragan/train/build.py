@@ -136,7 +136,7 @@ def check_networks(run: Run, networks: Networks) -> None:
         )
     check_gradient_penalty(run, any(isinstance(layer, LaneBatchNorm) for layer in networks.d.modules()))
     if run.strategy.replicas_drift:
-        _check_not_synchronised(run, networks)
+        _check_not_synchronised(run.strategy.name, networks)
     for name, layer in networks.g.named_modules():
         if isinstance(layer, LaneBatchNorm) and layer.running_mean is None:
             raise UsageError(
@@ -145,13 +145,13 @@ def check_networks(run: Run, networks: Networks) -> None:
             )
 
 
-def _check_not_synchronised(run: Run, networks: Networks) -> None:
+def _check_not_synchronised(strategy_name: str, networks: Networks) -> None:
     """Raise UsageError for a buffer that all ranks must sum in every step."""
     for role, net in (("G", networks.g), ("D", networks.d)):
         for name, module in net.named_modules():
             if hasattr(module, "synchronised") and getattr(module, "needs_all_ranks", True):
                 raise UsageError(
-                    f"--strategy={run.strategy.name}: {name or type(module).__name__} of {role} has buffers that all "
+                    f"--strategy={strategy_name}: {name or type(module).__name__} of {role} has buffers that all "
                     "ranks sum in every step, and here ranks train players of their own. Use --strategy=sync, or a "
                     "quantizer without such buffers (--nets.quantizer=fsq)"
                 )
@@ -281,7 +281,8 @@ def build_game(run: Run, networks: Networks, dataset: Dataset, device: torch.dev
         uses_torch_rng=getattr(run.nets, "uses_torch_rng", False),
     )
     if not networks.is_user_defined:
-        return _sharing_forward(game, run)
+        _check_recorded_numbers(run.device, game)
+        return _sharing_forward(game, run.device)
     buffers_before = _named_buffers(game)
     game = check_user_networks(
         game,
@@ -290,12 +291,9 @@ def build_game(run: Run, networks: Networks, dataset: Dataset, device: torch.dev
         run.device.lanes_per_pass != 1,
         adversarial.required_d_conditioning if adversarial else "",
     )
+    _check_recorded_numbers(run.device, game)
     if not run.device.capture_passes:
-        return _sharing_forward(game, run)
-    if game.uses_torch_rng:
-        raise UsageError(
-            "device.capture_passes=true: would record the random numbers that these networks draw. Leave it out"
-        )
+        return _sharing_forward(game, run.device)
     for name, buffer in _named_buffers(game).items():
         if buffers_before.get(name) is not buffer:
             raise UsageError(
@@ -304,7 +302,7 @@ def build_game(run: Run, networks: Networks, dataset: Dataset, device: torch.dev
     return game
 
 
-def _sharing_forward(game: Game, run: Run) -> Game:
+def _sharing_forward(game: Game, options: DeviceOptions) -> Game:
     """Return the game with one forward pass of G in a round, if both turns run G on the same input to the same end."""
     repeats = (
         game.conditioning_input is not None
@@ -313,7 +311,14 @@ def _sharing_forward(game: Game, run: Run) -> Game:
         and not game.objective.latent_perturbation
         and not has_spectral_norm(game.g.net)  # its power iteration comes between the two turns
     )
-    return replace(game, shares_forward=repeats and not run.device.lanes_per_pass and not run.device.capture_passes)
+    return replace(game, shares_forward=repeats and not options.lanes_per_pass and not options.capture_passes)
+
+
+def _check_recorded_numbers(options: DeviceOptions, game: Game) -> None:
+    if options.capture_passes and game.uses_torch_rng:
+        raise UsageError(
+            "device.capture_passes=true: would record the random numbers that these networks draw. Leave it out"
+        )
 
 
 def _named_buffers(game: Game) -> dict[str, torch.Tensor]:

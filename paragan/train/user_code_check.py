@@ -168,7 +168,7 @@ def _turn_losses(game: Game, micro_batch: Batch, fakes: Batch) -> Sequence[tuple
 def _check_late_start(game: Game, micro_batch: Batch) -> None:
     """Check that G's loss does without D where D has not started."""
 
-    def refuse(images: Tensor, labels: Tensor | None) -> Tensor:
+    def forbidden_d(images: Tensor, labels: Tensor | None) -> Tensor:
         raise UsageError(
             "objective.generator: calls D while fake.adversarial_weight is 0, which it is until d.start_kimg. Return "
             "the part of the loss that needs no D then"
@@ -177,7 +177,7 @@ def _check_late_start(game: Game, micro_batch: Batch) -> None:
     if game.late_start != LateStart():
         fake = replace(game.generate(micro_batch, "G"), generator=game.g.net, adversarial_weight=0.0)
         with game.g.requiring_grad():
-            _check_loss(game.g, game.objective.generator(refuse, fake, micro_batch, 0))
+            _check_loss(game.g, game.objective.generator(forbidden_d, fake, micro_batch, 0))
 
 
 def _check_replayed_fields(game: Game, fakes: Batch) -> None:

@@ -94,7 +94,8 @@ def test_changes_are_summed_over_ranks_in_the_precision_of_float32_at_least(pool
 
 
 def test_a_network_may_be_trained_by_a_second_player_and_copied():
-    _, counter = make_player()
+    first, counter = make_player()
+    first.net.requires_grad_(True)
     player, _ = make_player(net=nn.Sequential(counter))
     play_step(player, torch.ones(2, 3))
     assert counter.seen == [(2, [2.0] * 3)]

@@ -35,7 +35,8 @@ def test_the_adaptive_weight_is_that_of_the_mean_loss_over_all_passes(parts):
     adaptive = AdaptiveWeight(g.last.weight)
     for part in x.chunk(parts):
         images = g(part)
-        assert float(adaptive(images, *losses_of(images))) == pytest.approx(float(losses_of(images)[0]))  # weight 0
+        total = adaptive(images, *losses_of(images)).item()
+        assert total == pytest.approx(losses_of(images)[0].item())  # weight 0
     adaptive.apply_synchronised()
     norms = [torch.autograd.grad(loss, g.last.weight, retain_graph=True)[0].norm() for loss in losses_of(g(x))]
     assert float(adaptive.weight) == pytest.approx(float(norms[0] / (norms[1] + 1e-4)), rel=1e-12)
@@ -83,7 +84,7 @@ def test_without_gradients_the_weighted_sum_is_returned():
     with torch.no_grad():
         images = g(x)
         distance, adversarial = losses_of(images)
-        assert float(adaptive(images, distance, adversarial)) == pytest.approx(float(distance + 2 * adversarial))
+        assert float(adaptive(images, distance, adversarial)) == pytest.approx((distance + 2 * adversarial).item())
     assert not adaptive.gradients.any()
 
 
@@ -125,5 +126,5 @@ def test_a_given_gradient_is_passed_on():
     x = torch.ones(3, requires_grad=True)
     total = with_gradient(torch.tensor(5.0), x, torch.tensor([1.0, 2.0, 3.0]))
     (2 * total).backward()
-    assert float(total) == 5
+    assert total.item() == 5
     assert x.grad.tolist() == [2.0, 4.0, 6.0]

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from paragan.core.devices import backend_of
 from paragan.core.host_copies import copy_to_host
-from paragan.core.types import Batch, judged_array, run_discriminator
+from paragan.core.types import Batch, primary_array, run_discriminator
 from paragan.game.game import Game
 from paragan.game.player import Player
 from paragan.game.update_norm import strided_sample
@@ -215,7 +215,7 @@ def make_probe_fakes(game: Game, micro_batch: Batch) -> Batch:
     z, y = game.generator_inputs(micro_batch, "health")
     if y is not None and game.conditioning_input is None:
         y = y[torch.arange(len(y), device=y.device) // FAKES_PER_LABEL * FAKES_PER_LABEL]
-    return Batch(judged_array(game.g.net(z, y), game.judged), y, micro_batch.rng, z)
+    return Batch(primary_array(game.g.net(z, y), game.primary), y, micro_batch.rng, z)
 
 
 def comparison_features(images: Tensor) -> Tensor:

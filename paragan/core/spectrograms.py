@@ -1,0 +1,120 @@
+"""Spectrograms of waves: magnitudes, logarithmic mel spectrograms, and the multi-resolution STFT distance.
+
+Written with torch alone, differentiable, in float32 or wider whatever autocast says. Mel frequencies and filters are
+those of Slaney's Auditory Toolbox (1998), which librosa uses by default and HiFi-GAN with it.
+"""
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import Annotated
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor
+
+from paragan.core.schema import config_class
+
+LINEAR_HZ = 1000.0  # up to here mel frequencies are proportional to Hz, above to the logarithm
+HZ_PER_MEL = 200 / 3
+MELS_PER_E = 27 / math.log(6.4)
+LEAST_MEL = 1e-5  # before the logarithm
+LEAST_POWER = 1e-9  # before the square root, whose slope at 0 is infinite
+PositiveInt = Annotated[int, Field(ge=1)]
+
+
+@config_class
+class MelConfig:
+    """A logarithmic mel spectrogram, as in HiFi-GAN (Kong et al. 2020); one frame for every `hop` samples.
+
+    sample_rate  : of the waves, Hz
+    n_fft        : samples of a window (Hann) and of the transform
+    hop          : samples between windows
+    mels         : number of filters
+    f_min, f_max : least and largest frequency of the filters, Hz; 0: half the sample rate
+    """
+
+    sample_rate: PositiveInt = 8000
+    n_fft: PositiveInt = 256
+    hop: PositiveInt = 64
+    mels: PositiveInt = 64
+    f_min: Annotated[float, Field(ge=0)] = 0.0
+    f_max: Annotated[float, Field(ge=0)] = 0.0
+
+    @property
+    def top_frequency(self) -> float:
+        """The largest frequency of the filters, Hz."""
+        return self.f_max or self.sample_rate / 2
+
+
+def hz_to_mel(hz: Tensor) -> Tensor:
+    """Return frequencies on Slaney's mel scale."""
+    above = LINEAR_HZ / HZ_PER_MEL + (hz.clamp(min=LINEAR_HZ) / LINEAR_HZ).log() * MELS_PER_E
+    return torch.where(hz < LINEAR_HZ, hz / HZ_PER_MEL, above)
+
+
+def mel_to_hz(mel: Tensor) -> Tensor:
+    """Return frequencies in Hz of values on Slaney's mel scale."""
+    corner = LINEAR_HZ / HZ_PER_MEL
+    above = LINEAR_HZ * ((mel.clamp(min=corner) - corner) / MELS_PER_E).exp()
+    return torch.where(mel < corner, mel * HZ_PER_MEL, above)
+
+
+def mel_filters(config: MelConfig) -> Tensor:
+    """Return triangular filters of area 1, float64 [mels, n_fft / 2 + 1], over the frequencies of the transform."""
+    frequencies = torch.linspace(0, config.sample_rate / 2, config.n_fft // 2 + 1, dtype=torch.float64)
+    low, high = hz_to_mel(torch.tensor([config.f_min, config.top_frequency], dtype=torch.float64)).tolist()
+    corners = mel_to_hz(torch.linspace(low, high, config.mels + 2, dtype=torch.float64))
+    left, center, right = (corners[i : i + config.mels, None] for i in range(3))
+    rising = (frequencies - left) / (center - left)
+    falling = (right - frequencies) / (right - center)
+    return torch.minimum(rising, falling).clamp(min=0) * 2 / (right - left)
+
+
+def stft_magnitude(wave: Tensor, n_fft: int, hop: int) -> Tensor:
+    """Return the magnitudes [N, n_fft / 2 + 1, T / hop] of waves [N, 1, T] or [N, T].
+
+    Waves are mirrored at their ends by (n_fft - hop) / 2 samples, so that frame i is centered on its hop samples.
+    """
+    with torch.autocast(wave.device.type, enabled=False):
+        wave = wave.flatten(1).to(torch.promote_types(wave.dtype, torch.float32))
+        before = (n_fft - hop) // 2
+        padded = F.pad(wave[:, None], (before, n_fft - hop - before), mode="reflect")[:, 0]
+        window = _hann_window(n_fft, wave.dtype, wave.device)
+        spectrum = torch.view_as_real(torch.stft(padded, n_fft, hop, window=window, center=False, return_complex=True))
+        return (spectrum.square().sum(-1) + LEAST_POWER).sqrt()
+
+
+def log_mel(wave: Tensor, config: MelConfig) -> Tensor:
+    """Return the logarithmic mel spectrogram [N, mels, T / hop] of waves [N, 1, T] or [N, T] in [-1, 1]."""
+    with torch.autocast(wave.device.type, enabled=False):
+        magnitude = stft_magnitude(wave, config.n_fft, config.hop)
+        filters = _mel_filters_on(config, magnitude.dtype, magnitude.device)
+        return (filters @ magnitude).clamp(min=LEAST_MEL).log()
+
+
+def stft_distance(wave: Tensor, target: Tensor, resolutions: Sequence[tuple[int, int]]) -> Tensor:
+    """Return the distance [N] of waves from targets, both [N, 1, T]: the mean over resolutions (n_fft, hop).
+
+    At each resolution spectral convergence, |M - M'| / |M'| in the Frobenius norm, plus the mean of |log M - log M'|
+    (Yamamoto, Song and Kim, "Parallel WaveGAN", 2020, arXiv:1910.11480; there the norms are over a batch, here over
+    each wave).
+    """
+    distances: list[Tensor] = []
+    for n_fft, hop in resolutions:
+        magnitude = stft_magnitude(wave, n_fft, hop).flatten(1)
+        expected = stft_magnitude(target, n_fft, hop).flatten(1)
+        convergence = (magnitude - expected).norm(dim=1) / expected.norm(dim=1)
+        distances.append(convergence + (magnitude.log() - expected.log()).abs().mean(1))
+    return torch.stack(distances).mean(0)
+
+
+@functools.cache
+def _hann_window(n_fft: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.hann_window(n_fft, dtype=dtype, device=device)
+
+
+@functools.cache
+def _mel_filters_on(config: MelConfig, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return mel_filters(config).to(device, dtype)
