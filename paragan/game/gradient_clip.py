@@ -13,9 +13,13 @@ def vector_norm(vector: Tensor) -> Tensor:
     """Return the norm ([] float32 or wider) of [P], which rounds alike for any number of threads."""
     dtype = torch.promote_types(vector.dtype, torch.float32)
     whole = len(vector) // ROW * ROW
-    norms = torch.linalg.vector_norm(vector[:whole].view(-1, ROW), dim=1, dtype=dtype)
-    rest = torch.linalg.vector_norm(vector[whole:], dtype=dtype)
-    return torch.linalg.vector_norm(torch.cat([norms, rest[None]]))
+    rows = _norms(vector[:whole].view(-1, ROW), dtype)
+    rest = _norms(vector[whole:][None], dtype)
+    return _norms(torch.cat([rows, rest])[None], dtype)[0]
+
+
+def _norms(rows: Tensor, dtype: torch.dtype) -> Tensor:
+    return torch.linalg.vector_norm(rows, dim=1, dtype=dtype)  # pyright: ignore
 
 
 class GradientClip:
