@@ -1,12 +1,12 @@
 """R1 and R2 by finite differences beside the exact ones: `python -m benchmarks.speed.fd_penalty [--json F]`.
 
 Speed: a turn of D with R1 and R2, relativistic loss, of DCGAN at 64 px, R3GAN at 32 px and BigGAN at 32 px (narrow,
-small batches of random images), without a penalty, with the exact ones and with finite differences, in turns; float32, one
-process. `--precision bf16` times bf16.
+small batches of random images), without a penalty, with the exact ones and with finite differences, in turns; float32,
+one process. `--precision bf16` times bf16.
 
 Agreement: on a D that was trained for some rounds, estimates of E |grad D|^2 on a batch of reals: the mean and
-deviation of their ratio to the exact value, over draws of the noise, and the cosine of the penalties' gradients with respect to
-D's weights, of one draw and of the mean; by sigma, in float32 and in bf16.
+deviation of their ratio to the exact value, over draws of the noise, and the cosine of the penalties' gradients with
+respect to D's weights, of one draw and of the mean; by sigma, in float32 and in bf16.
 """
 
 from __future__ import annotations
