@@ -25,6 +25,7 @@ COMMANDS = {  # of every result: a module of benchmarks/ and its arguments
     "ddp_lab": "comm.slow_links ddp",
     "dqgan_workers": "quality.workers_speedup",
     "examples": "quality.examples",
+    "fd_penalty": "speed.fd_penalty",
     "forms": "comm.async_reuse",
     "gossip_lab": "comm.slow_links gossip",
     "graphs": "speed.export_graph",

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from paragan.models.hub import HubModel as HubModel
     from paragan.models.model import Model
     from paragan.optim.optimizers import SGD, Adam, PlayerOptim, RMSprop
+    from paragan.optim.param_groups import ParamGroup
     from paragan.train.compare_sets import compare
 
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # huge pages for torch's allocations (core/devices.py)
@@ -52,6 +53,7 @@ __all__ = [
     "Interrupted",
     "Loss",
     "Model",
+    "ParamGroup",
     "PlayerOptim",
     "RMSprop",
     "Replica",
@@ -89,6 +91,7 @@ _EXPORTS = {  # module -> public names, imported on first use
     ".core.errors": ("RunError", "Interrupted", "UsageError"),
     ".losses.adversarial": ("Adversarial",),
     ".optim.optimizers": ("SGD", "Adam", "RMSprop", "PlayerOptim"),
+    ".optim.param_groups": ("ParamGroup",),
     ".models.hub": ("HubModel",),
     ".models.model": ("Model",),
     ".train.compare_sets": ("compare",),

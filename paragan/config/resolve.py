@@ -108,6 +108,7 @@ def resolve_optimizer(section: str, player_optim: PlayerOptim, strategy: AnyStra
     optimizer = player_optim.optimizer
     wrapper = player_optim.optimizer_wrapper
     if strategy.requires_sgd:
+        _check_paper_update(section, player_optim)
         if optimizer.name not in ("adam", "sgd", "rmsprop"):
             raise UsageError(
                 f"{section}.optimizer={optimizer.name}: strategy.paper_update=true is gradient descent. Use "
@@ -140,6 +141,25 @@ def resolve_optimizer(section: str, player_optim: PlayerOptim, strategy: AnyStra
     return dataclasses.replace(
         player_optim, optimizer=optimizer, optimizer_wrapper=wrapper, extrapolation=extrapolation
     )
+
+
+def _check_paper_update(section: str, player_optim: PlayerOptim) -> None:
+    """Raise UsageError if a player changes its step, under a strategy that takes steps of its own."""
+    if player_optim.max_norm is not None:
+        raise UsageError(
+            f"{section}.max_norm={player_optim.max_norm:g}: strategy.paper_update=true takes steps of its own. Use "
+            f"--{section}.max_norm=null, or --strategy.paper_update=false."
+        )
+    if player_optim.groups:
+        raise UsageError(
+            f"{section}.groups.0.pattern={player_optim.groups[0].pattern}: strategy.paper_update=true moves all "
+            f"parameters alike. Use --{section}.groups=[], or --strategy.paper_update=false."
+        )
+    if not player_optim.decay_norms_and_biases:
+        raise UsageError(
+            f"{section}.decay_norms_and_biases=false: strategy.paper_update=true has no weight decay. Use "
+            f"--{section}.decay_norms_and_biases=true, or --strategy.paper_update=false."
+        )
 
 
 def run_after_rollbacks(run: Run, num_rollbacks: int) -> Run:

@@ -44,6 +44,7 @@ def validate(run: Run, ranks: int = 1) -> None:
     if run.ramp:
         check_ramp(run)
     check_objective(run)
+    _check_player_optims(run, ranks)
     if run.distill_from and run.per_label:
         raise UsageError(
             f"distill_from={run.distill_from}: is for one generator, and --strategy {run.strategy.name} has "
@@ -76,6 +77,21 @@ def _check_sync_mode(run: Run) -> None:
             f"{owner}.sync_period={period}: with {owner}.sync_mode=accumulate optimizers step after every period, and "
             f"the run has {rounds} rounds. Use --{owner}.sync_period={max(1, rounds)} or less, or a larger --kimg."
         )
+
+
+def _check_player_optims(run: Run, ranks: int) -> None:
+    """Raise UsageError if the settings of a player's optimizer contradict each other, or the strategy."""
+    strategy = run.per_label.per_label_strategy if run.per_label else run.strategy
+    has_own_steps = strategy.coordination == "gossip" or strategy.sync_period > strategy.step_period
+    for section, player_optim in (("g", run.g), ("d", run.d)):
+        player_optim.check(section)
+        for i, group in enumerate(player_optim.groups):
+            if ranks > 1 and has_own_steps and group.freeze_from_kimg is not None:
+                raise UsageError(
+                    f"{section}.groups.{i}.freeze_from_kimg={group.freeze_from_kimg:g}: ranks hold different weights "
+                    f"under --strategy {run.strategy.name} as it is set, and frozen ones would never agree. Use "
+                    "--strategy sync, or leave freeze_from_kimg out"
+                )
 
 
 def _check_rollback(run: Run, ranks: int) -> None:

@@ -319,6 +319,12 @@ def _union_members(hint: Any) -> list[Any]:
     return [m for m in members if dataclasses.is_dataclass(m)]
 
 
+def _record_in(hint: Any) -> Any:
+    """Return the dataclass of which a type hint admits a list, or None."""
+    arguments = typing.get_args(hint) if typing.get_origin(hint) is tuple else ()
+    return next((argument for argument in arguments if dataclasses.is_dataclass(argument)), None)
+
+
 def _default_name(cls: Any) -> str:
     return next(str(f.default) for f in dataclasses.fields(cls) if f.name == "name")
 
@@ -330,6 +336,9 @@ def _names_of(cls: Any) -> tuple[str, ...]:
 
 
 def _type_name(hint: Any) -> str:
+    record = _record_in(hint)
+    if record:
+        return f"[{{{', '.join(f.name for f in dataclasses.fields(record))}}}, ...]"
     if typing.get_origin(hint) is typing.Literal:
         return " | ".join(map(str, typing.get_args(hint)))
     if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
@@ -372,9 +381,7 @@ def _describe_error(cls: Any, error: ValidationError) -> str:
         names = [name for choice in _union_members(hint) for name in _names_of(choice)]
         return f"{path}: there is no {_truncate(value)}{did_you_mean(_truncate(value), names)}"
     if error_type == "dataclass_type" and path:
-        members = dataclasses.fields(_union_members(typing.get_type_hints(section)[path.rpartition(".")[2]])[0])
-        fields = ", ".join(f"{path}.{member.name}" for member in members)
-        return f"{path}={_truncate(value)}: is a section of several fields. Set one of {fields}"
+        return _describe_fields(path, section, value)
     if error_type == "tuple_type":
         return f"{path}={_truncate(value)}: input should be a list: {path}=[{_truncate(value)}]"
     message = first["msg"]
@@ -390,12 +397,25 @@ def _describe_error(cls: Any, error: ValidationError) -> str:
     return ": ".join(["=".join([*prefix, _truncate(value)]), message])
 
 
+def _describe_fields(path: str, section: Any, value: Any) -> str:
+    """Return a message about a value in place of a section, or of a record in a list, whose class is `section`."""
+    name = path.rpartition(".")[2]
+    if name.isdecimal():
+        first = next(f.name for f in dataclasses.fields(section) if f.default is dataclasses.MISSING)
+        return f"{path}={_truncate(value)}: is a record of several fields. Use {{{first}: {str(value)!r}}}"
+    members = dataclasses.fields(_union_members(typing.get_type_hints(section)[name])[0])
+    fields = ", ".join(f"{path}.{member.name}" for member in members)
+    return f"{path}={_truncate(value)}: is a section of several fields. Set one of {fields}"
+
+
 def _describe_unknown_field(cls: Any, path: str, section: Any) -> str:
     parent, _, last_part = path.rpartition(".")
     owners = [field.values.rpartition("(of ")[2].rstrip(")") for field in list_fields(cls) if field.name == path]
     if owners:
         selected = _default_name(section)
         return f"there is no field {path} where {parent}={selected}: it is of {parent}={', '.join(owners)}"
+    if parent.rpartition(".")[2].isdecimal():  # a record in a list
+        return f"there is no field {path}{did_you_mean(last_part, [f.name for f in dataclasses.fields(section)])}"
     elsewhere = dict.fromkeys(field.name for field in list_fields(cls) if field.name.rpartition(".")[2] == last_part)
     if elsewhere:
         depth = min(name.count(".") for name in elsewhere)
@@ -441,6 +461,11 @@ def _locate_field(cls: Any, loc: tuple[Any, ...]) -> tuple[str, Any, str]:
         parts.append(str(part))
         section = cls or section
         hint = typing.get_type_hints(cls).get(part) if dataclasses.is_dataclass(cls) else None
+        record = _record_in(hint)
+        if record and rest:
+            parts.append(str(rest.pop(0)))
+            section = cls = record
+            continue
         choices = _union_members(hint)
         preset_cls = next((c for c in choices if len(choices) > 1 and rest and rest[0] in _names_of(c)), None)
         if preset_cls:

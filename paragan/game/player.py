@@ -8,8 +8,8 @@ on all ranks.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Generator
-from typing import Protocol, runtime_checkable
+from collections.abc import Callable, Generator, Sequence
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from paragan.comm.flat_params import BUCKET_BYTES, FlatParams
 from paragan.comm.process_group import Group, Work
 from paragan.game.ema import EMA, EMAConfig
+from paragan.game.gradient_clip import GradientClip
+from paragan.game.parameter_groups import GroupedParameters, ParameterGroup, as_parameter
 from paragan.game.synchronised_buffers import find_synchronised
 from paragan.game.trained_parameters import Optimizer, TrainedParameters
 from paragan.game.update_norm import UpdateNorm
@@ -40,13 +42,15 @@ class BatchCoupled(Protocol):
 class Player(TrainedParameters):
     """One network that is trained.
 
-    optimizer         : (parameters) -> torch optimizer
+    optimizer         : (parameters, or groups of them) -> torch optimizer
     elementwise       : the optimizer gets the flat vector as one parameter; otherwise the network's own parameters
     lane_batch        : images of a lane in its own turn, for layers that couple them
     ema               : how its average follows; None: no average
     lr_factor         : images seen so far -> the factor on the learning rate (warm-up, schedules)
     pre_step          : what is done to the network once per step, before its first pass (power iteration)
     images_before     : real images seen before the round of the current step
+    max_norm          : the gradient is clipped to this norm before the optimizer steps (None: not clipped)
+    groups            : groups of parameters in the optimizer (none: one group)
     weight_clip       : weights are clipped to [-weight_clip, weight_clip] after every step (None: not clipped)
     bucket_bytes      : the size of the buckets in which gradients are exchanged
     track_update_norm : whether `update_norm` measures the size of updates
@@ -56,13 +60,15 @@ class Player(TrainedParameters):
         self,
         name: str,
         net: nn.Module,
-        optimizer: Callable[[list[nn.Parameter]], Optimizer],
+        optimizer: Callable[[list[Any]], Optimizer],
         *,
         elementwise: bool = True,
         lane_batch: int | None = None,
         ema: EMAConfig | None = None,
         lr_factor: Callable[[int], float] = lambda images: 1.0,
         pre_step: Callable[[nn.Module], None] = lambda net: None,
+        max_norm: float | None = None,
+        groups: Sequence[ParameterGroup] = (),
         weight_clip: float | None = None,
         bucket_bytes: int = BUCKET_BYTES,
         track_update_norm: bool = False,
@@ -73,9 +79,14 @@ class Player(TrainedParameters):
         self.pre_step = pre_step
         self.weight_clip = weight_clip
         self.flat = FlatParams.from_network(net, bucket_bytes, player_name=name)
-        parameters = [_as_parameter(self.flat)] if elementwise else self.flat.parameters
+        self._grouped = GroupedParameters(net, self.flat, groups) if groups else None
+        if self._grouped:
+            parameters = self._grouped.for_optimizer(elementwise)
+        else:
+            parameters = [as_parameter(self.flat.params, self.flat.grads)] if elementwise else self.flat.parameters
         super().__init__((self.flat,), optimizer(parameters), has_average=ema is not None)
         self.ema_config = ema
+        self.gradient_clip = None if max_norm is None else GradientClip(self.flat.grads, max_norm)
         self.update_norm = UpdateNorm(self.flat.params) if track_update_norm else None
         self._base_lrs = [group["lr"] for group in self.optimizer.param_groups]
         self.lane_batch = lane_batch
@@ -153,7 +164,7 @@ class Player(TrainedParameters):
         self.pre_step(self.net)
 
     def step(self, total_images: int, new_images: int, *, update: bool = True) -> None:
-        """Take the optimizer step; then clip weights, apply batch moments and update the average.
+        """Clip the gradient and take the optimizer step; then clip weights, apply batch moments and update the average.
 
         Args:
             total_images: real images seen after the step.
@@ -161,11 +172,11 @@ class Player(TrainedParameters):
             update: whether the optimizer steps; false where gradients are accumulated.
         """
         self.finish_exchange()
-        if update:
-            with self.update_norm.measuring_step() if self.update_norm else contextlib.nullcontext():
-                self.optimizer.step()
-        if self.weight_clip is not None:
-            self.flat.params.clamp_(-self.weight_clip, self.weight_clip)
+        with self._grouped.freezing(total_images - new_images) if self._grouped else contextlib.nullcontext():
+            if update:
+                self._update()
+            if self.weight_clip is not None:
+                self.flat.params.clamp_(-self.weight_clip, self.weight_clip)
         if self._moments_work:
             self._moments_work.wait()
         for layer in self._counting_layers:
@@ -173,12 +184,13 @@ class Player(TrainedParameters):
         if self.ema_config:
             self.update_average(self.ema_config.decay(total_images, new_images))
 
+    def _update(self) -> None:
+        """Clip the gradient, and take the step of the optimizer."""
+        if self.gradient_clip:
+            self.gradient_clip.clip()
+        with self.update_norm.measuring_step() if self.update_norm else contextlib.nullcontext():
+            self.optimizer.step()
+
 
 def _dtype_of_sums(flat: FlatParams) -> torch.dtype:
     return torch.promote_types(flat.params.dtype, torch.float32)
-
-
-def _as_parameter(flat: FlatParams) -> nn.Parameter:
-    vector = nn.Parameter(flat.params)
-    vector.grad = flat.grads
-    return vector

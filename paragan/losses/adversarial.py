@@ -1,7 +1,7 @@
 """The objective of G and D: an adversarial loss, penalties, class losses and augmentation. See docs/objectives.md.
 
-Penalties that need gradients of D with respect to images (R1, R2, gp) differentiate D twice. What the objective
-remembers from step to step (LeCam's means, ADA's p) is in `losses/running_state.py`.
+Penalties that need gradients of D with respect to images (exact R1 and R2, gp) differentiate D twice. What the
+objective remembers from step to step (LeCam's means, ADA's p) is in `losses/running_state.py`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,14 @@ from paragan.losses.augment import ADA, Augment, NoAugment
 from paragan.losses.class_losses import classification_loss, contrastive_loss
 from paragan.losses.consistency import augmentation_consistency, latent_consistency, latent_diversity
 from paragan.losses.gan_losses import GAN_LOSSES
-from paragan.losses.penalties import grad_norm_squared, gradient_penalty, lecam_penalty, orthogonal_penalty
+from paragan.losses.penalties import (
+    centering_penalty,
+    finite_difference_penalty,
+    grad_norm_squared,
+    gradient_penalty,
+    lecam_penalty,
+    orthogonal_penalty,
+)
 from paragan.losses.running_state import AugmentProbability, LeCamEMA, ObjectiveState, state_of
 
 Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -36,26 +43,30 @@ Term = tuple[str, float, Tensor]  # name, weight, value
 class Adversarial:
     """An adversarial loss, the weights of the terms added to it (0: none), and the augmentation of D's images.
 
-    loss          : the adversarial loss
-    r1            : gamma; adds gamma / 2 E|grad D|^2 on reals
-    r1_every      : add it every so many steps, multiplied by r1_every ("lazy")
-    r2            : as r1, on fakes
-    r2_every      : as r1_every, on fakes
-    gp            : lambda; adds lambda E(|grad D| - 1)^2 between reals and fakes
-    clip          : c; after every step of D its weights are clamped to [-c, c] (Arjovsky et al. 2017)
-    lecam         : weight of LeCam: keeps D's logits on each side near the running mean of the other side
-    lecam_decay   : decay of these means per step
-    cr            : weight of consistency of D under flips and shifts, on reals
-    bcr           : the same on reals and on fakes
-    zcr           : weight of consistency of D on fakes of perturbed latents
-    zcr_g         : weight of the difference between these fakes, which G maximises
-    zcr_sigma     : size of the perturbation, in standard deviations of a latent
-    orthogonal    : weight of orthogonality of the filters of G (Brock et al. 2019: 1e-4)
-    d_orthogonal  : the same for D
-    classifier    : weight of the cross entropy of D's classifier: for D on reals and fakes, for G on its fakes
-    contrastive   : weight of the 2C loss on D's embeddings: for D on reals, for G on its fakes
-    temperature   : of the 2C loss
-    augment       : augmentation of the images that D gets: none, diffaugment or ada
+    loss             : the adversarial loss
+    r1               : gamma; adds gamma / 2 E|grad D|^2 on reals
+    r1_every         : add it every so many steps, multiplied by r1_every ("lazy")
+    r2               : as r1, on fakes
+    r2_every         : as r1_every, on fakes
+    r1_r2_method     : exact: D is differentiated twice; finite_difference: |grad D|^2 is estimated from D's logits on
+                       noisy images, without second derivatives
+    difference_sigma : standard deviation of that noise, where images are in [-1, 1]
+    center           : weight of E(D(x) + D(G(z)))^2, which keeps the logits around 0
+    gp               : lambda; adds lambda E(|grad D| - 1)^2 between reals and fakes
+    clip             : c; after every step of D its weights are clamped to [-c, c] (Arjovsky et al. 2017)
+    lecam            : weight of LeCam: keeps D's logits on each side near the running mean of the other side
+    lecam_decay      : decay of these means per step
+    cr               : weight of consistency of D under flips and shifts, on reals
+    bcr              : the same on reals and on fakes
+    zcr              : weight of consistency of D on fakes of perturbed latents
+    zcr_g            : weight of the difference between these fakes, which G maximises
+    zcr_sigma        : size of the perturbation, in standard deviations of a latent
+    orthogonal       : weight of orthogonality of the filters of G (Brock et al. 2019: 1e-4)
+    d_orthogonal     : the same for D
+    classifier       : weight of the cross entropy of D's classifier: for D on reals and fakes, for G on its fakes
+    contrastive      : weight of the 2C loss on D's embeddings: for D on reals, for G on its fakes
+    temperature      : of the 2C loss
+    augment          : augmentation of the images that D gets: none, diffaugment or ada
     """
 
     loss: Literal["hinge", "nonsaturating", "least_squares", "wasserstein", "relativistic"] = "hinge"
@@ -63,6 +74,9 @@ class Adversarial:
     r1_every: StepInterval = 1
     r2: Weight = 0.0
     r2_every: StepInterval = 1
+    r1_r2_method: Literal["exact", "finite_difference"] = "exact"
+    difference_sigma: PositiveNumber = 0.01
+    center: Weight = 0.0
     gp: Weight = 0.0
     clip: Weight = 0.0
     lecam: Weight = 0.0
@@ -84,7 +98,11 @@ class Adversarial:
     @property
     def second_order(self) -> bool:
         """Whether a loss differentiates D twice."""
-        return self.r1 > 0 or self.r2 > 0 or self.gp > 0
+        return self.gp > 0 or (self._is_exact and (self.r1 > 0 or self.r2 > 0))
+
+    @property
+    def _is_exact(self) -> bool:
+        return self.r1_r2_method == "exact"
 
     def penalties_due(self, step: int) -> tuple[bool, bool]:
         """Return whether R1, and whether R2, is due in a step. Steps with equal values run the same computation."""
@@ -114,6 +132,11 @@ class Adversarial:
 
     def check(self) -> None:
         """Raise `UsageError` if two fields contradict each other. `config/validate.py` checks them against the run."""
+        if not (self._is_exact or self.r1 or self.r2):
+            raise UsageError(
+                f"objective.r1_r2_method={self.r1_r2_method}: objective.r1 and objective.r2 are 0. Use objective.r1=1, "
+                "or objective.r1_r2_method=exact"
+            )
         if self.cr and self.bcr:
             raise UsageError(
                 f"objective.bcr={self.bcr:g}: already includes objective.cr={self.cr:g}. Set one of them to 0"
@@ -156,27 +179,31 @@ class Adversarial:
             real: Real images.
             fake: Fakes; `perturbed` is set if `latent_perturbation` is not 0.
             step: Number of D's step, for `r1_every` and `r2_every`.
-            concat_real_fake: Run D once on reals and fakes together. Ignored in steps with R1 or R2, which need the
-                gradient of one part alone.
+            concat_real_fake: Run D once on reals and fakes together. Ignored in steps with exact R1 or R2, which need
+                the gradient of one part alone.
         """
         r1, r2 = self.penalties_due(step)
         real = self._augmented(d, real, "D/real")
         fake = self._augmented(d, fake, "D/fake")
-        if r1:
+        if r1 and self._is_exact:
             real = _requires_grad(real)
-        if r2:
+        if r2 and self._is_exact:
             fake = _requires_grad(fake)
         with cached():  # spectral norm divides D's weights once for all calls
-            if concat_real_fake and not (r1 or r2):
+            if concat_real_fake and not (self._is_exact and (r1 or r2)):
                 on_real, on_fake = _run_concatenated(d, real, fake)
             else:
                 on_real = run_discriminator(d, real.images, real.labels)
                 on_fake = run_discriminator(d, fake.images, fake.labels)
             terms = list(self._consistency_terms(d, real, fake, on_real, on_fake))
-        if r1:
-            terms.append(("D/r1", self.r1 / 2 * self.r1_every, grad_norm_squared(on_real.image_logits, real.images)))
-        if r2:
-            terms.append(("D/r2", self.r2 / 2 * self.r2_every, grad_norm_squared(on_fake.image_logits, fake.images)))
+            if r1:
+                value = self._squared_slope(d, real, on_real.image_logits, "finite difference/real")
+                terms.append(("D/r1", self.r1 / 2 * self.r1_every, value))
+            if r2:
+                value = self._squared_slope(d, fake, on_fake.image_logits, "finite difference/fake")
+                terms.append(("D/r2", self.r2 / 2 * self.r2_every, value))
+        if self.center:
+            terms.append(("D/center", self.center, centering_penalty(on_real.image_logits, on_fake.image_logits)))
         if self.gp > 0:
             terms.append(("D/gp", self.gp, gradient_penalty(d, real, fake)))
         terms += self._class_terms("D", on_real, real) if self.required_d_conditioning else ()
@@ -184,6 +211,12 @@ class Adversarial:
         total = on_real.mean(GAN_LOSSES[self.loss].d(on_real.logits, on_fake.logits))
         parts = {"scores/real": on_real.logits.detach().mean(), "scores/fake": on_fake.logits.detach().mean()}
         return self._update_state(d, on_real.image_logits, on_fake.image_logits, _add_terms(total, terms, parts))
+
+    def _squared_slope(self, d: DiscriminatorFn, batch: Batch, logits: Tensor, stream: str) -> Tensor:
+        """Return E |grad D|^2 by the chosen method; for the exact one, the images require a gradient."""
+        if self._is_exact:
+            return grad_norm_squared(logits, batch.images)
+        return finite_difference_penalty(d, batch, logits, self.difference_sigma, stream)
 
     def generator(self, d: DiscriminatorFn, fake: Batch, real: Batch, step: int) -> Loss:
         """Compute G's loss on a batch of its fakes; `real` is used if `is_paired`."""

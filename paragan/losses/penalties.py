@@ -23,6 +23,30 @@ def grad_norm_squared(logits: Tensor, images: Tensor) -> Tensor:
     return _logit_gradients(logits, images).square().sum(1).mean()
 
 
+def finite_difference_penalty(d: DiscriminatorFn, batch: Batch, logits: Tensor, sigma: float, stream: str) -> Tensor:
+    """Estimate `grad_norm_squared` by E (D(x + sigma n) - D(x))^2 / sigma^2, with n normal. Scalar.
+
+    The mean over n is |grad_x D(x)|^2 + O(sigma^2), so no gradient with respect to images is needed. Lin et al. 2025
+    (APT) have it without the division by sigma^2, Lin et al. 2025 (Adversarial Flow Models) as here.
+
+    Args:
+        d: The discriminator.
+        batch: The images x.
+        logits: D's logits [N] on them.
+        sigma: Standard deviation of the noise.
+        stream: Name of the random stream of n.
+    """
+    x = batch.images.detach()
+    noise = batch.rng.normal(stream, *x.shape[1:]).to(x.dtype)
+    difference = run_discriminator(d, x + sigma * noise, batch.labels).image_logits - logits
+    return (difference / sigma).square().mean()
+
+
+def centering_penalty(on_real: Tensor, on_fake: Tensor) -> Tensor:
+    """Compute E (D(x) + D(G(z)))^2 over pairs of logits (Lin et al. 2025, Adversarial Flow Models). Scalar."""
+    return (on_real + on_fake).square().mean()
+
+
 def gradient_penalty(d: DiscriminatorFn, real: Batch, fake: Batch) -> Tensor:
     """Compute E (|grad_x D(x)| - 1)^2 between reals and fakes (Gulrajani et al. 2017, eq. 3 without lambda). Scalar."""
     x = real.images.detach()

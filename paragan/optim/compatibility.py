@@ -51,6 +51,28 @@ def check_optimizer(optimizer: Any) -> None:
         raise UsageError(reason)
 
 
+@cache
+def check_groups(section: str, optimizer: Any) -> None:
+    """Raise `UsageError` if an optimizer config cannot train parameters in groups with learning rates of their own.
+
+    Args:
+        section: Of the run that has the optimizer.
+        optimizer: Its config.
+    """
+    try:
+        with torch.random.fork_rng(devices=()):
+            problem = ToyProblem(optimizer, lr_factors=(1.0, 0.5))
+            problem.run_steps(3)
+            rates = [group["lr"] for group in problem.optimizer.param_groups]
+            reason = "" if rates == [optimizer.lr, 0.5 * optimizer.lr] else "changes their learning rates"
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+    if reason:
+        raise UsageError(
+            f"{section}.optimizer={optimizer.name}: cannot train groups of parameters ({reason}). {ALTERNATIVES}"
+        )
+
+
 def incompatibility(optimizer: Any) -> str:
     """Return why an optimizer cannot train a game, or ""."""
     uninterrupted, before, after = (ToyProblem(optimizer) for _ in range(3))
@@ -80,16 +102,25 @@ def incompatibility(optimizer: Any) -> str:
 
 
 class ToyProblem:
-    """A few parameters with an optimizer, and gradients that depend on the weights and the step or on the step only."""
+    """A few parameters with an optimizer, and gradients that depend on the weights and the step or on the step only.
 
-    def __init__(self, optimizer: Any):
+    Args:
+        optimizer: Config of the optimizer.
+        lr_factors: Of groups that divide the parameters; empty: there are no groups.
+    """
+
+    def __init__(self, optimizer: Any, lr_factors: tuple[float, ...] = ()):
         generator = torch.Generator().manual_seed(0)
         self.parameters: list[nn.Parameter] = []
         for shape in SHAPES:
             memory_format = torch.channels_last if len(shape) == 4 else torch.contiguous_format
             value = torch.randn(shape, generator=generator)
             self.parameters.append(nn.Parameter(value.contiguous(memory_format=memory_format)))
-        self.optimizer: torch.optim.Optimizer = optimizer.build(self.parameters)
+        groups = [
+            {"params": self.parameters[i :: len(lr_factors)], "lr": factor * optimizer.lr}
+            for i, factor in enumerate(lr_factors)
+        ]
+        self.optimizer: torch.optim.Optimizer = optimizer.build(groups or self.parameters)
         self.steps = 0
 
     def run_steps(self, steps: int, reuse_grad_buffer: bool = False, constant_gradients: bool = False) -> None:

@@ -17,7 +17,6 @@ from typing import Annotated, Any, Literal
 import torch
 from pydantic import Field, ValidatorFunctionWrapHandler, WrapValidator
 from pydantic_core import PydanticCustomError
-from torch import nn
 
 from paragan.core.errors import UsageError
 from paragan.core.schema import config_class, did_you_mean, from_dict
@@ -83,7 +82,7 @@ def _field_type(name: str, default: Any) -> Any:
     return type(default)
 
 
-def _build_optimizer(self: Any, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+def _build_optimizer(self: Any, parameters: list[Any]) -> torch.optim.Optimizer:
     arguments = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "name"}
     return _import_library().load_optimizer(self.name)(parameters, **arguments)
 

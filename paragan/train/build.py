@@ -174,7 +174,8 @@ def build_player(
         weight_clip: limit of D's weights, where the objective clips them (Wasserstein).
     """
     train_mode(net)
-    player_optim = resolve_optimizer(name.lower(), player_optim, run.strategy)
+    section = name.lower()
+    player_optim = resolve_optimizer(section, player_optim, run.strategy)
     player = Player(
         name,
         net,
@@ -186,12 +187,19 @@ def build_player(
         ema=ema,
         lr_factor=lr_schedule(run, player_optim),
         pre_step=power_iteration,
+        max_norm=player_optim.max_norm,
+        groups=player_optim.select_parameters(section, trained_parameters(net)),
         weight_clip=weight_clip,
         bucket_bytes=bucket_bytes(run.strategy.wire, single_bucket=run.strategy.uses_single_bucket),
         track_update_norm=run.health.enabled,
     )
     _check_dtype(player, run.strategy)
     return player
+
+
+def trained_parameters(net: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the parameters of a network that are not frozen, by name."""
+    return {name: p for name, p in net.named_parameters() if p.requires_grad}
 
 
 def _check_dtype(player: Player, strategy: AnyStrategy) -> None:

@@ -26,7 +26,7 @@ from paragan.models.weights_fingerprint import weights_fingerprint
 from paragan.nets import Spec
 from paragan.nets.conditioning import resolve_d_conditioning
 from paragan.strategies.per_label_wcgan import PerLabel
-from paragan.train.build import build_game, build_networks, make_teacher
+from paragan.train.build import build_game, build_networks, make_teacher, trained_parameters
 from paragan.train.callbacks.scoring import check_evaluation
 from paragan.train.rank_agreement import (
     LOAD_TIMEOUT_S,
@@ -111,6 +111,15 @@ def _check_ranks_of_labels(strategy: PerLabel, lanes: int, ranks: int, labels: i
         strategy.per_label_strategy.check(size)
 
 
+def _check_groups(run: Run, spec: Spec) -> None:
+    """Raise UsageError if a group of a player has no parameters."""
+    if not (run.g.groups or run.d.groups):
+        return
+    networks = build_networks(run, replace(spec, classes=0) if run.per_label else spec, CPU)
+    for section, net, player_optim in (("g", networks.g, run.g), ("d", networks.d, run.d)):
+        player_optim.select_parameters(section, trained_parameters(net))
+
+
 def _check_parts(run: Run, dataset: Dataset) -> None:
     user_defined = is_user_defined(run.nets, run.objective)
     if not user_defined:
@@ -120,6 +129,8 @@ def _check_parts(run: Run, dataset: Dataset) -> None:
         # each game of a per-label run has no labels, and is resolved by itself
         if isinstance(run.objective, Adversarial) and hasattr(nets, "g_conditioning") and not run.per_label:
             check_d_conditioning(run.objective, resolve_d_conditioning(nets, make_spec(run.data, dataset)))
+    if not user_defined or run.per_label:
+        _check_groups(run, make_spec(run.data, dataset))
     check_evaluation(run.evaluation, dataset, run.output.best_metric)
     if run.distill_from:
         make_teacher(run, dataset, CPU)

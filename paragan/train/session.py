@@ -236,7 +236,7 @@ def warn_schedules(run: Run, resume_from: CheckpointView, console: RunConsole) -
     """Say how learning rate schedules change when a run is resumed with another length."""
     kimg_before = resume_from.metadata["run"]["kimg"]
     for name, player_optim in (("g", run.g), ("d", run.d)):
-        if player_optim.schedule != "constant" and kimg_before != run.kimg:
+        if player_optim.ends_with_run and kimg_before != run.kimg:
             factor = player_optim.lr_schedule(run.total_images)(resume_from.images)
             console.print(
                 f"{name}.schedule={player_optim.schedule} now ends at {run.kimg:g} kimg, not at {kimg_before:g}: the "

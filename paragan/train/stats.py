@@ -1,7 +1,7 @@
 """Collect the losses and timings of a run: sums stay on the device, with one reduction a tick.
 
-A tick ends with a line of stats.jsonl, the same on all ranks. Keys: `Progress/`, `Loss/`, `Timing/`, `Comm/`, `Data/`,
-`Resources/`, and under async `Async/NAME_age/K`, the number of images (or players) that were K rounds old.
+A tick ends with a line of stats.jsonl, the same on all ranks. Keys: `Progress/`, `Loss/`, `Optim/`, `Timing/`, `Comm/`,
+`Data/`, `Resources/`, and under async `Async/NAME_age/K`, the number of images (or players) that were K rounds old.
 """
 
 from __future__ import annotations
@@ -77,13 +77,24 @@ class StatsCollector:
         return {"Timing/aside_s": max(self._excluded_s, self._eval_s), "Timing/eval_s": self._eval_s}
 
     def add(self, losses: list[tuple[Turn, Loss, int]]) -> None:
-        """Add the losses of passes: (turn, loss, number of lanes). Does not wait for the device."""
+        """Add the losses of passes, (turn, loss, number of lanes), and the norms of gradients that are clipped.
+
+        Does not wait for the device.
+        """
         for turn, loss, lanes in losses:
             named = {f"Loss/{turn.player.name}/loss": loss.total.detach()}
             named |= {f"Loss/{name}": value for name, value in loss.parts.items()}
             for name, value in named.items():
-                self._sums[name] = self._sums.get(name, 0) + value.double() * lanes
-                self._counts[name] = self._counts.get(name, 0) + lanes
+                self._add(name, value.double() * lanes, lanes)
+        for player in dict.fromkeys(turn.player for turn, _, _ in losses):
+            if player.gradient_clip:
+                norms, steps = player.gradient_clip.pop_norms()
+                if steps:
+                    self._add(f"Optim/{player.name}/grad_norm", norms.double(), steps)
+
+    def _add(self, name: str, value: Tensor, count: int) -> None:
+        self._sums[name] = self._sums.get(name, 0) + value
+        self._counts[name] = self._counts.get(name, 0) + count
 
     def read_device(self, measure: Callable[[], Mapping[str, Tensor]]) -> dict[str, Tensor]:
         """Copy the sums of the losses to the host, and in the same copy what `measure` computes on the device.

@@ -135,7 +135,7 @@ class TrainJob:
             check_same_run(previous, run, run_dir.path)
         elif config_changes(previous, run):
             return None
-        has_schedule = any(player_optim.schedule != "constant" for player_optim in (run.g, run.d))
+        has_schedule = run.g.ends_with_run or run.d.ends_with_run
         if has_schedule and previous.get("kimg") != run.kimg:
             raise UsageError(
                 f"--kimg {run.kimg:g}: the learning rates in {run_dir.path} fall until {previous.get('kimg')} kimg. "

@@ -48,6 +48,12 @@ VARIANTS = {
         *("objective.augment=ada", "objective.augment.kimg=0.1", "objective.lecam=0.3", "objective.bcr=10"),
         "device.concat_real_fake=true",
     ),
+    "clipped, in groups": (
+        *("g.max_norm=0.1", "d.max_norm=0.1", "d.schedule=exponential", "d.lr_half_life_kimg=0.05"),
+        "g.groups=[{pattern: 'start.*', lr_factor: 0.5}, {pattern: 'norms.*', weight_decay: 0.1}]",
+        *("d.groups=[{pattern: 'body.0.*', lr_factor: 0.5}]", "d.optimizer.weight_decay=0.1"),
+        "d.decay_norms_and_biases=false",
+    ),
     "unconditional": ("data.labels=false",),
     "lane by lane": ("device.lanes_per_pass=1",),
 }

@@ -129,6 +129,18 @@ def test_contracts_hold_with_weight_clipping(pool, name, ranks, tmp_path):
     test_six_and_four_rounds_equal_ten(pool, (*table.STRATEGIES[name], *CLIPPED), "sgd", ranks, tmp_path)
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("name", ["sync, accumulated", "quantized", "gossip int8", "async teams"])
+def test_contracts_hold_with_clipped_gradients_and_groups(pool, name, ranks, tmp_path):
+    settings = (*table.STRATEGIES[name], *table.VARIANTS["clipped, in groups"])
+    test_six_and_four_rounds_equal_ten(pool, settings, "adam", ranks, tmp_path)
+
+
+def test_freezing_between_two_checkpoints_is_the_same_after_a_resume(tmp_path):
+    frozen = ("g.groups=[{pattern: 'start.*', freeze_from_kimg: 0.08}, {pattern: 'ups.*', freeze_from_kimg: 0.128}]",)
+    test_six_and_four_rounds_equal_ten(None, ("strategy=sync", *frozen), "adam", 1, tmp_path)
+
+
 @every_strategy
 def test_d_is_clipped_after_every_step_and_g_is_not(pool, settings):
     run = tiny_run.make_run(*settings, *CLIPPED, "nets.batch_norm=true")  # whose gains begin at 1

@@ -24,6 +24,10 @@ from paragan.train.session import build_session, rebind_to_world
 SETTINGS = {
     "plain": (),
     "batch norm": ("nets.batch_norm=true", "nets.spectral=false", "d_steps=2"),
+    "r1 and r2 by finite differences": (
+        *("objective.r1=1", "objective.r2=1", "objective.r1_r2_method=finite_difference", "objective.center=0.1"),
+        "objective.r2_every=2",
+    ),
     "lazy r1": ("objective.r1=1", "objective.r1_every=3"),
     "gp, another batch of G": ("objective.gp=10", "objective.loss=wasserstein", "g_batch=32"),
     "lane by lane": ("device.lanes_per_pass=3",),

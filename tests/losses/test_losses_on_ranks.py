@@ -23,6 +23,10 @@ SETTINGS = {
         "objective.cr=10",
         "device.lanes_per_pass=1",
     ),
+    "finite differences": (
+        *("objective.r1=1", "objective.r2=1", "objective.r1_r2_method=finite_difference", "objective.center=0.1"),
+        "objective.difference_sigma=0.1",
+    ),
     "one call": ("device.concat_real_fake=true", "objective.loss=least_squares", "nets.spectral=false"),
 }
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 from torch import nn
 
+from advice import advises
 from paragan.core.rng import LaneRng
 from paragan.core.types import Batch
 from paragan.losses.adversarial import Adversarial
-from paragan.losses.penalties import lecam_penalty, orthogonal_penalty
+from paragan.losses.penalties import centering_penalty, finite_difference_penalty, lecam_penalty, orthogonal_penalty
 from paragan.losses.running_state import attach_state
 from paragan.nets import DCGAN, SNGAN, Spec
 from paragan.nets.spectral_norm import train_mode
@@ -151,3 +154,135 @@ def test_orthogonal_weights_of_g_and_d():
     loss = objective.weight_penalty("G", net)
     torch.testing.assert_close(loss.total, 2 * orthogonal_penalty(net))
     assert list(loss.parts) == ["G/orthogonal"]
+
+
+# R1 and R2 by finite differences ---------------------------------------------------------------------
+
+
+def mean_over_draws(d, objective, draws, kind=torch.float64):
+    """Return R1 and the gradient of D's weights, as a mean over draws of the noise."""
+    values, gradients = [], []
+    for draw in range(draws):
+        real, fake = (dataclasses.replace(batch(seed, kind=kind), rng=LaneRng(0, 6 * draw, (0,), 6)) for seed in (1, 2))
+        loss = objective.discriminator(d, real, fake, 0)
+        values.append(loss.parts["D/r1"])
+        plain = dataclasses.replace(objective, r1=0.0, r2=0.0).discriminator(d, real, fake, 0).total
+        gradients.append(torch.autograd.grad(loss.total - plain, list(d.parameters()), allow_unused=True))
+    return torch.stack(values).mean(), torch.cat(
+        [torch.stack([g[i] for g in gradients]).mean(0).flatten() for i in range(len(gradients[0])) if i != 3]
+    )  # the last bias has no gradient
+
+
+class ConvCritic(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        layers = (nn.Conv2d(1, 8, 3, padding=1), nn.Softplus(), nn.Conv2d(8, 4, 3), nn.Flatten())
+        self.body = nn.Sequential(*layers).double()
+
+    def forward(self, x, y=None):
+        return self.body(x).sum(1)
+
+
+@pytest.mark.parametrize("critic", [Critic, ConvCritic])
+def test_finite_differences_agree_with_the_exact_penalty(critic):
+    d = critic()
+    exact, exact_gradient = mean_over_draws(d, Adversarial("wasserstein", r1=2.0), 1)
+    estimate = Adversarial("wasserstein", r1=2.0, r1_r2_method="finite_difference", difference_sigma=1e-3)
+    value, gradient = mean_over_draws(d, estimate, 1000)
+    assert float(value) == pytest.approx(float(exact), rel=0.05)  # of 6,000 squares: 2 % is one deviation
+    assert float(torch.cosine_similarity(gradient, exact_gradient, dim=0)) > 0.99
+    assert float(gradient.norm() / exact_gradient.norm()) == pytest.approx(1, rel=0.05)
+
+
+def test_a_linear_critic_has_no_error_but_that_of_the_draw():
+    d = nn.Sequential(nn.Flatten(), nn.Linear(9, 1), nn.Flatten(0)).double()
+    on = lambda x, y: d(x)  # noqa: E731
+    x = batch(1)
+    slope = d[1].weight[0]
+    for sigma in (1e-3, 1.0):
+        value = finite_difference_penalty(on, x, on(x.images, None), sigma, "finite difference/real")
+        noise = x.rng.normal("finite difference/real", 1, 3, 3).double().flatten(1)
+        torch.testing.assert_close(value, (noise @ slope).square().mean(), rtol=1e-6, atol=0)
+
+
+def test_finite_differences_are_apts_penalty_divided_by_the_variance():
+    d = Critic()
+    x = batch(1)
+    sigma = 0.1
+    noisy = x.images + sigma * x.rng.normal("finite difference/real", 1, 3, 3)
+    apt = (d(x.images) - d(noisy)).square().mean()
+    objective = Adversarial(r1=1.0, r1_r2_method="finite_difference", difference_sigma=sigma)
+    torch.testing.assert_close(objective.discriminator(d, x, batch(2), 0).parts["D/r1"], (apt / sigma**2).detach())
+
+
+def test_finite_differences_need_no_second_derivative():
+    class OnceOnly(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        @torch.autograd.function.once_differentiable
+        def backward(ctx, slope):
+            return slope
+
+    d = Critic()
+    once = lambda x, y: OnceOnly.apply(d(x)).square()  # noqa: E731
+    real, fake = batch(1), batch(2)
+    exact, estimated = Adversarial(r1=1.0, r2=1.0), Adversarial(r1=1.0, r2=1.0, r1_r2_method="finite_difference")
+    assert exact.second_order
+    assert not estimated.second_order
+    assert dataclasses.replace(estimated, gp=1.0).second_order
+    estimated.discriminator(once, real, fake, 0).total.backward()
+    assert all(p.grad.isfinite().all() for p in d.parameters())
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        exact.discriminator(once, real, fake, 0).total.backward()
+
+
+@pytest.mark.parametrize("settings", [("r1", 1.0), ("r2", 1.0)])
+def test_reals_and_fakes_in_one_call_have_the_same_estimate(settings):
+    d = Critic()
+    real, fake = batch(1), batch(2)
+    objective = Adversarial(**dict([settings]), r1_r2_method="finite_difference")
+    apart = objective.discriminator(d, real, fake, 0)
+    calls = []
+    together = objective.discriminator(lambda x, y: calls.append(len(x)) or d(x), real, fake, 0, concat_real_fake=True)
+    torch.testing.assert_close(together.total, apart.total)
+    assert calls == [12, 6]
+
+
+def test_bf16_estimates_r1_where_the_noise_is_larger_than_its_rounding():
+    torch.manual_seed(0)
+    d = train_mode(SNGAN(width=16).discriminator(Spec(16, 1)))
+    estimates = {}
+    for sigma in (0.01, 0.1):
+        objective = Adversarial(r1=1.0, r1_r2_method="finite_difference", difference_sigma=sigma)
+        for precision in (torch.float32, torch.bfloat16):
+            with torch.autocast("cpu", torch.bfloat16, enabled=precision == torch.bfloat16):
+                loss = objective.discriminator(d, batch(1, 64, 16, torch.float32), batch(2, 64, 16, torch.float32), 0)
+            assert loss.total.dtype == torch.float32
+            estimates[sigma, precision] = float(loss.parts["D/r1"])
+    assert estimates[0.1, torch.bfloat16] == pytest.approx(estimates[0.1, torch.float32], rel=0.2)
+    assert estimates[0.01, torch.bfloat16] > 1.5 * estimates[0.01, torch.float32]  # the documents warn of it
+
+
+def test_a_method_needs_a_penalty():
+    with advises(
+        "objective.r1_r2_method=finite_difference: objective.r1 and objective.r2 are 0. Use objective.r1=1, or "
+        "objective.r1_r2_method=exact"
+    ):
+        Adversarial(r1_r2_method="finite_difference").check()
+    Adversarial(r1_r2_method="finite_difference", r1=1.0).check()
+    Adversarial(r1_r2_method="exact").check()
+
+
+def test_centering_penalises_the_sum_of_a_pair_of_logits():
+    d = Critic()
+    real, fake = batch(1), batch(2)
+    loss = Adversarial("relativistic", center=0.5).discriminator(d, real, fake, 0)
+    plain = Adversarial("relativistic").discriminator(d, real, fake, 0)
+    expected = (d(real.images) + d(fake.images)).square().mean()
+    torch.testing.assert_close(loss.parts["D/center"], expected.detach())
+    torch.testing.assert_close(loss.total, plain.total + 0.5 * expected)
+    assert centering_penalty(torch.tensor([3.0, -1.0]), torch.tensor([-3.0, 1.0])) == 0

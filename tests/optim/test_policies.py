@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from paragan.cli import main
 from paragan.comm.launch_info import LaunchInfo
 from paragan.comm.world import World
 from paragan.config.resolve import resolve
+from paragan.config.validate import validate
 from paragan.core.errors import UsageError
 from paragan.core.schema import from_yaml, to_dict, to_yaml
 from paragan.data.dataset import load_data
@@ -271,6 +273,27 @@ def test_run_shorter_than_its_warm_up():
     assert [rate(images) for images in (0, 250, 500)] == [0, 0.25, 0.5]
 
 
+def test_exponential_decay_halves_the_rate_after_the_warm_up():
+    rate = PlayerOptim(warm_up_kimg=0.2, schedule="exponential", lr_half_life_kimg=0.1).lr_schedule(1000)
+    assert [rate(images) for images in (0, 100, 200, 300, 400, 1200)] == pytest.approx([0, 0.5, 1, 0.5, 0.25, 0.5**10])
+    decay = PlayerOptim(schedule="exponential", lr_half_life_kimg=math.log(0.5) / math.log(0.999) * 12.5)
+    assert decay.lr_schedule(0)(12_500) == pytest.approx(0.999)  # HiFi-GAN: 0.999 an epoch, here of 12,500 clips
+
+
+def test_an_exponential_schedule_has_a_half_life_and_only_it_has():
+    with advises(
+        "g.lr_half_life_kimg=0: g.schedule=exponential halves the learning rate in this time. Use "
+        "--g.lr_half_life_kimg=100, or another schedule"
+    ):
+        validate(tiny_run.make_run("g.schedule=exponential"))
+    validate(tiny_run.make_run("g.schedule=exponential", "g.lr_half_life_kimg=100"))
+    with advises(
+        "d.lr_half_life_kimg=3: is of schedule=exponential, not linear. Use --d.schedule=exponential, or leave it out"
+    ):
+        validate(tiny_run.make_run("d.lr_half_life_kimg=3", "d.schedule=linear"))
+    validate(tiny_run.make_run("d.lr_half_life_kimg=3", "d.schedule=exponential"))
+
+
 def test_players_follow_their_schedules():
     s = tiny_run.make_session(tiny_run.make_run("kimg=0.16", "g.schedule=linear", "d.warm_up_kimg=0.08"))
     factors = []
@@ -282,7 +305,8 @@ def test_players_follow_their_schedules():
 
 
 def test_six_and_four_rounds_equal_ten_under_schedules(tmp_path):
-    settings = [("kimg", "0.16"), ("g.schedule", "cosine"), ("d.schedule", "linear"), ("g.warm_up_kimg", "0.032")]
+    settings = [("kimg", "0.16"), ("g.schedule", "cosine"), ("g.warm_up_kimg", "0.032")]
+    settings += [("d.schedule", "exponential"), ("d.lr_half_life_kimg", "0.05")]
     run, _ = build_run(to_dict(tiny_run.make_run()), settings, "paragan")
     world = World.solo()
     saved, _ = tiny_run.save_after(run, 6, world, tmp_path)

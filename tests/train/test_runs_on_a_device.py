@@ -75,7 +75,9 @@ def test_a_run_on_a_device_writes_what_one_on_the_cpu_writes(kinds, tmp_path):
 
 @pytest.mark.parametrize(("ranks", "settings"), [(1, ()), (2, ("strategy=gossip",))])
 def test_a_tick_waits_for_the_device_once(ranks, settings, pool, tmp_path):
-    run = tiny_run.make_run("nets.batch_norm=true", *settings)
+    groups = "g.groups=[{pattern: 'start.*', lr_factor: 0.5, freeze_from_kimg: 0.04}]"
+    finite = ("objective.r1=1", "objective.r1_r2_method=finite_difference")
+    run = tiny_run.make_run("nets.batch_norm=true", "g.max_norm=0.1", "d.max_norm=0.1", groups, *finite, *settings)
 
     def count_waits(world: World) -> list[str]:
         session = tiny_run.make_session(run, world)

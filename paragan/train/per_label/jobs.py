@@ -144,8 +144,8 @@ def _label_run(
         strategy=strategy.per_label_strategy,
         kimg=round(run.kimg * share, 9),
         seed=run.seed + label,
-        g=_scale_warm_up(run.g, share),
-        d=_scale_warm_up(run.d, share),
+        g=_scale_kimg(run.g, share),
+        d=_scale_kimg(run.d, share),
         init_from=init_from or run.init_from,
         evaluation=_label_evaluation(run.evaluation, share, num_images),
         output=dataclasses.replace(
@@ -158,8 +158,19 @@ def _label_run(
     )
 
 
-def _scale_warm_up(player_optim: PlayerOptim, share: float) -> PlayerOptim:
-    return dataclasses.replace(player_optim, warm_up_kimg=player_optim.warm_up_kimg * share)
+def _scale_kimg(player_optim: PlayerOptim, share: float) -> PlayerOptim:
+    """Return the settings with a share of all their times."""
+    groups = [
+        group if group.freeze_from_kimg is None else dataclasses.replace(group, freeze_from_kimg=kimg * share)
+        for group in player_optim.groups
+        for kimg in [group.freeze_from_kimg or 0]
+    ]
+    return dataclasses.replace(
+        player_optim,
+        warm_up_kimg=player_optim.warm_up_kimg * share,
+        lr_half_life_kimg=player_optim.lr_half_life_kimg * share,
+        groups=tuple(groups),
+    )
 
 
 def _label_evaluation(evaluation: EvaluationOptions, share: float, num_images: int) -> EvaluationOptions:
