@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 from pydantic import BeforeValidator
@@ -44,12 +44,15 @@ def parse_objective(value: Any) -> Any:
     return from_dict(Reconstruction, value) if is_reconstruction else value  # pyright: ignore
 
 
-AnyObjective = Annotated[
-    Adversarial | Reconstruction,
-    or_user_class(lambda objective: None, "second_order", "discriminator", "generator"),
-    BeforeValidator(parse_objective),
-    name_shorthand,
-]
+if TYPE_CHECKING:
+    AnyObjective = Adversarial | Reconstruction
+else:
+    AnyObjective = Annotated[
+        Adversarial,
+        or_user_class(lambda objective: None, "second_order", "discriminator", "generator"),
+        BeforeValidator(parse_objective),
+        name_shorthand,
+    ]
 
 
 @dataclass(frozen=True)

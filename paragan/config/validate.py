@@ -192,7 +192,6 @@ def _check_late_start(run: Run) -> None:
     reasons = {
         f"every round of --strategy={run.strategy.name} trains both players": not run.strategy.supports_late_start,
         "strategy.sync_mode=accumulate sums gradients over rounds of one kind": run.strategy.step_period > 1,
-        "device.capture_passes=true records the passes of rounds of one kind": run.device.capture_passes,
     }
     for reason, holds in reasons.items():
         if holds:

@@ -90,6 +90,11 @@ class SynchronisedBuffers:
         parts: Sequence[Tensor] = torch.split(self.moments, [buffer.numel() for buffer in buffers])
         return [part.view(buffer.shape) for part, buffer in zip(parts, buffers)]
 
+    def fill(self, value: float) -> None:
+        """Set all elements of the buffers."""
+        for name in self.names:
+            self.module.get_buffer(name).fill_(value)
+
     def values(self) -> list[Tensor]:
         """Return a copy of the buffers."""
         return [self.module.get_buffer(name).clone() for name in self.names]

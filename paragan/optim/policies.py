@@ -14,7 +14,7 @@ from typing import Any
 
 from paragan.core.errors import UsageError
 from paragan.core.schema import from_dict
-from paragan.optim.optimizers import PlayerOptim, scale_lr, with_lr
+from paragan.optim.optimizers import DiscriminatorOptim, PlayerOptim, as_discriminator_optim, scale_lr, with_lr
 
 MAX_LR_FACTOR = 4.0  # on a published learning rate: larger factors would be guesses
 
@@ -52,7 +52,7 @@ class Policy:
     """
 
     g: PlayerOptim
-    d: PlayerOptim
+    d: DiscriminatorOptim
     d_steps: int
     settings: Mapping[str, Any]
     reasons: tuple[str, ...]
@@ -236,7 +236,7 @@ def get_policy(name: str, batch: int, g_batch: int = 0, nets: str = "") -> Polic
     g, g_reason = _player_optim(paper, paper.g, g_batch or batch)
     d, d_reason = _player_optim(paper, paper.d, batch)
     reasons = (d_reason,) if d_reason == g_reason else (f"G: {g_reason}", f"D: {d_reason}")
-    return Policy(g, d, paper.d_steps, paper.settings, (*paper.sources, *reasons))
+    return Policy(g, as_discriminator_optim(d), paper.d_steps, paper.settings, (*paper.sources, *reasons))
 
 
 def to_cli_args(settings: Mapping[str, Any]) -> list[tuple[str, str]]:

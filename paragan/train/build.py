@@ -152,8 +152,8 @@ def _check_not_synchronised(strategy_name: str, networks: Networks) -> None:
             if hasattr(module, "synchronised") and getattr(module, "needs_all_ranks", True):
                 raise UsageError(
                     f"--strategy={strategy_name}: {name or type(module).__name__} of {role} has buffers that all "
-                    "ranks sum in every step, and here ranks train players of their own. Use --strategy=sync, or a "
-                    "quantizer without such buffers (--nets.quantizer=fsq)"
+                    "ranks sum in every step, and here ranks train players of their own. Use --strategy=sync "
+                    "--strategy.sync_period=1, or a quantizer without such buffers (--nets.quantizer=fsq)"
                 )
 
 

@@ -55,9 +55,9 @@ def check_user_networks(
         with _wrap_user_errors(micro_batch):
             fakes = _generate(game, micro_batch)
             _check_shapes(game, fakes, conditioning)
+            _check_replayed_fields(game, fakes)
             _check_losses(game, micro_batch, fakes)
             _check_late_start(game, micro_batch)
-            _check_replayed_fields(game, fakes)
             _check_written_in_forward(game, micro_batch, fakes)
         for player in game.players:
             _check_storage(player, addresses[player])
@@ -197,8 +197,11 @@ def _check_synchronised(game: Game, micro_batch: Batch) -> None:
     for player in game.players:
         if not player.synchronised:
             continue
-        merged = _tracked_moments(game, player, [micro_batch])
-        by_lane = _tracked_moments(game, player, _split_lanes(micro_batch))
+        with _preserve_buffers(game):
+            for layer in player.synchronised:
+                layer.fill(1)  # a moving average that begins at 0 would look like a sum
+            merged = _tracked_moments(game, player, [micro_batch])
+            by_lane = _tracked_moments(game, player, _split_lanes(micro_batch))
         for layer, a, b in zip(player.synchronised, merged, by_lane):
             if _differs(a, b):
                 raise UsageError(
