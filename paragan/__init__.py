@@ -28,9 +28,11 @@ if TYPE_CHECKING:
     from paragan.data.dataset import Dataset, from_arrays
     from paragan.data.dataset import load_data as load_data
     from paragan.losses.adversarial import Adversarial
+    from paragan.losses.gradient_weights import AdaptiveWeight, Balancer
+    from paragan.losses.reconstruction import Reconstruction
     from paragan.models.hub import HubModel as HubModel
     from paragan.models.model import Model
-    from paragan.optim.optimizers import SGD, Adam, PlayerOptim, RMSprop
+    from paragan.optim.optimizers import SGD, Adam, DiscriminatorOptim, PlayerOptim, RMSprop
     from paragan.optim.param_groups import ParamGroup
     from paragan.train.compare_sets import compare
 
@@ -41,12 +43,15 @@ os.environ.setdefault("KINETO_LOG_LEVEL", "9")  # no messages from torch's profi
 __all__ = [
     "SGD",
     "Adam",
+    "AdaptiveWeight",
     "Adversarial",
+    "Balancer",
     "Batch",
     "Config",
     "DataOptions",
     "Dataset",
     "DeviceOptions",
+    "DiscriminatorOptim",
     "DiscriminatorOutput",
     "Estimator",
     "EvaluationOptions",
@@ -56,6 +61,7 @@ __all__ = [
     "ParamGroup",
     "PlayerOptim",
     "RMSprop",
+    "Reconstruction",
     "Replica",
     "ReplicasDiffer",
     "Run",
@@ -90,7 +96,9 @@ _EXPORTS = {  # module -> public names, imported on first use
     ".data.dataset": ("Dataset", "from_arrays", "load_data"),
     ".core.errors": ("RunError", "Interrupted", "UsageError"),
     ".losses.adversarial": ("Adversarial",),
-    ".optim.optimizers": ("SGD", "Adam", "RMSprop", "PlayerOptim"),
+    ".losses.gradient_weights": ("AdaptiveWeight", "Balancer"),
+    ".losses.reconstruction": ("Reconstruction",),
+    ".optim.optimizers": ("SGD", "Adam", "RMSprop", "PlayerOptim", "DiscriminatorOptim"),
     ".optim.param_groups": ("ParamGroup",),
     ".models.hub": ("HubModel",),
     ".models.model": ("Model",),

@@ -10,10 +10,10 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import numpy as np
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, Field
 from torch import nn
 
 from paragan.core.errors import UsageError
@@ -38,21 +38,18 @@ def validate_user_nets(nets: Any) -> None:
 AnyNets = Annotated[Nets, or_user_class(validate_user_nets, "generator", "discriminator"), name_shorthand]
 
 
-def parse_objective(value: Any) -> Any:
-    """Read `name: reconstruction` and its fields."""
-    is_reconstruction = isinstance(value, Mapping) and value.get("name") == "reconstruction"
-    return from_dict(Reconstruction, value) if is_reconstruction else value  # pyright: ignore
+def name_objective(value: Any) -> Any:
+    """Name the objective that fields without a name belong to."""
+    return {"name": "adversarial", **value} if isinstance(value, Mapping) else value  # pyright: ignore
 
 
-if TYPE_CHECKING:
-    AnyObjective = Adversarial | Reconstruction
-else:
-    AnyObjective = Annotated[
-        Adversarial,
-        or_user_class(lambda objective: None, "second_order", "discriminator", "generator"),
-        BeforeValidator(parse_objective),
-        name_shorthand,
-    ]
+AnyObjective = Annotated[
+    Adversarial | Reconstruction,
+    Field(discriminator="name"),
+    or_user_class(lambda objective: None, "second_order", "discriminator", "generator"),
+    BeforeValidator(name_objective),
+    name_shorthand,
+]
 
 
 @dataclass(frozen=True)

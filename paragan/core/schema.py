@@ -410,7 +410,7 @@ def _describe_fields(path: str, section: Any, value: Any) -> str:
 
 def _describe_unknown_field(cls: Any, path: str, section: Any) -> str:
     parent, _, last_part = path.rpartition(".")
-    owners = [field.values.rpartition("(of ")[2].rstrip(")") for field in list_fields(cls) if field.name == path]
+    owners = [field.values.partition("(of ")[2].partition(")")[0] for field in list_fields(cls) if field.name == path]
     if owners:
         selected = _default_name(section)
         return f"there is no field {path} where {parent}={selected}: it is of {parent}={', '.join(owners)}"

@@ -92,6 +92,7 @@ class Adversarial:
     contrastive: Weight = 0.0
     temperature: PositiveNumber = 1.0
     augment: Augment = NoAugment()
+    name: Literal["adversarial"] = "adversarial"
 
     # properties that the trainer uses ---------------------------------------------------------------------
 
