@@ -16,9 +16,12 @@ from paragan.recipes.custom import custom
 from paragan.recipes.digits import digits
 from paragan.recipes.images import fashion, folder
 from paragan.recipes.published import published_recipes as published
+from paragan.recipes.reconstruction import super_resolution, tokenizer
 
-_BUILT_IN = (digits, fashion, folder, custom)
-RECIPES: dict[str, Callable[[], Run]] = {recipe.__name__: recipe for recipe in _BUILT_IN} | published()
+_BUILT_IN = (digits, fashion, folder, tokenizer, super_resolution, custom)
+RECIPES: dict[str, Callable[[], Run]] = {
+    recipe.__name__.replace("_", "-"): recipe for recipe in _BUILT_IN
+} | published()
 
 
 def get_recipe(name: str) -> Run:
