@@ -426,7 +426,7 @@ class Numpy(nn.Module):
     """Draws what torch does not know of."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return x * float(np.random.default_rng().uniform(1, 2))
+        return x * 10 ** float(np.random.default_rng().uniform(0, 12))
 
 
 class Extra(nn.Identity):
