@@ -89,6 +89,11 @@ class Dataset:
         return self.images.layout.shapes if isinstance(self.images, StreamingRecords) else {}
 
     @property
+    def main_field(self) -> str:
+        """Of records of several arrays, the name of the one that D judges; "" for others."""
+        return self.images.layout.main if isinstance(self.images, StreamingRecords) else ""
+
+    @property
     def is_array(self) -> bool:
         """Whether the data is numbers rather than images."""
         return self.images.dtype == np.float32

@@ -18,7 +18,8 @@ class Spec:
     channels    : of the images; 0 for arrays
     classes     : number of classes; 0: unconditional
     array_shape : shape of a record, for arrays of numbers that are no images
-    fields      : of records of several arrays, the shape of each by name; of the one that D judges it is `shape`
+    fields      : of records of several arrays, the shape of each by name
+    main_field  : the name of the one that D judges, whose shape is `shape`; "" for other data
     """
 
     resolution: Resolution
@@ -26,6 +27,7 @@ class Spec:
     classes: int = 0
     array_shape: tuple[int, ...] = ()
     fields: Mapping[str, tuple[int, ...]] = field(default_factory=dict[str, tuple[int, ...]], hash=False)
+    main_field: str = ""
 
     def __post_init__(self):
         object.__setattr__(self, "resolution", parse_resolution(self.resolution))

@@ -84,6 +84,13 @@ class StreamingRecords(StreamingRows):
         values = np.ascontiguousarray(values, self.dtype)
         return values if np.ndim(selected) else values[0]
 
+    def blank(self) -> StreamingRecords:
+        """Return one record of zeros of the same fields."""
+        arrays = {field.name: np.zeros((1, *field.shape), field.dtype) for field in self.layout.fields}
+        source = ArrayRecords(self.source.location, arrays)
+        bad_samples = BadSamples(None, 1, source.sample_name, 0.0, noun="record")
+        return StreamingRecords(source, bad_samples, RecordOptions(field=self.layout.main), self.layout)
+
     def substitute(self, index: int, reason: str, out: np.ndarray, variation: Variation = None) -> None:
         """As for any data; a failure of the user's transform is raised, with the name of the record."""
         if is_transform_error(reason):
