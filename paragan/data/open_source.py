@@ -8,6 +8,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from paragan.core.errors import RunError, UsageError
+from paragan.data.formats import hdf5_records, npz_records
 from paragan.data.formats.array import load_digits
 from paragan.data.formats.cifar import is_cifar, open_cifar
 from paragan.data.formats.class_labels import no_label_key_error
@@ -17,7 +18,6 @@ from paragan.data.formats.hf_datasets import is_hf_dataset, open_hf_dataset
 from paragan.data.formats.image_folder import OuterFolder, format_extensions, open_image_folder
 from paragan.data.formats.label_files import resembles_labels
 from paragan.data.formats.npz import read_npy, read_npz
-from paragan.data.formats.npz_records import holds_records, read_npz_records
 from paragan.data.formats.record_files import (
     AUDIO_FORMATS,
     FolderFiles,
@@ -213,8 +213,8 @@ def _open_file(fs: FileSystem, name: str, opening: Opening) -> Source:
     suffix = Path(name).suffix.lower()
     path = fs.display_path(name)
     if suffix == ".npz":
-        if holds_records(fs, name, opening.records):
-            return read_npz_records(fs, name, labels=labels)
+        if npz_records.holds_records(fs, name, opening.records):
+            return npz_records.read_npz_records(fs, name, labels=labels)
         return read_npz(fs, name, labels=labels, channels=channels)
     if suffix == ".npy":
         _without_key(labels, path)
@@ -222,6 +222,8 @@ def _open_file(fs: FileSystem, name: str, opening: Opening) -> Source:
     if suffix == ".zip":
         return _open_zip(fs, name, opening)
     if suffix in (".h5", ".hdf5"):
+        if hdf5_records.holds_records(fs, name, opening.records):
+            return hdf5_records.open_hdf5_records(fs, name, labels=labels)
         return open_hdf5(fs, name, labels=labels, channels=channels)
     if suffix == ".tar":
         return _open_shards(fs, name, opening, path)

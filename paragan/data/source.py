@@ -85,7 +85,7 @@ class Source(Protocol):
         ...
 
 
-class Decoder(Protocol):
+class RowDecoder(Protocol):
     """Makes a row of a batch of a record. It is pickled and sent to decode processes."""
 
     def decode(self, record: Record, out: np.ndarray, variation: Variation = None) -> None:

@@ -18,7 +18,7 @@ from paragan.core.errors import RunError, UsageError
 from paragan.core.image_shape import ImageSize
 from paragan.data.bad_samples import BadSamples
 from paragan.data.decode import DecodeFailure, ImageDecoder, check_images_fit_memory, measure_record, parallel_map
-from paragan.data.source import DecodeError, Decoder, Record, Source, Variation
+from paragan.data.source import DecodeError, Record, RowDecoder, Source, Variation
 from paragan.data.storage.filesystem import SeekableSource
 from paragan.data.value_range import ImageValues, ValueRange, outside_range_message
 
@@ -34,7 +34,7 @@ class StreamingRows(ABC):
         bad_samples: collects those that cannot be decoded, and chooses replacements.
     """
 
-    decoder: Decoder
+    decoder: RowDecoder
 
     def __init__(self, source: Source, bad_samples: BadSamples):
         self.source = source

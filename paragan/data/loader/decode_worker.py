@@ -33,7 +33,7 @@ from paragan.core.errors import RunError
 from paragan.data.decode import ImageDecoder, pixels_limit, set_pixels_limit
 from paragan.data.formats.read_span import read_span
 from paragan.data.loader.shared_memory import AttachedArena, MemoryBlock, SharedArena
-from paragan.data.source import DecodeError, Decoder, Record, Variation
+from paragan.data.source import DecodeError, Record, RowDecoder, Variation
 from paragan.data.storage.filesystem import ByteRange, format_error
 from paragan.data.storage.local import LocalFileSystem
 
@@ -76,7 +76,7 @@ class DecodeWorker:
         decoder: decodes a record.
     """
 
-    def __init__(self, arena: SharedArena, folder: Path | None = None, decoder: Decoder | None = None):
+    def __init__(self, arena: SharedArena, folder: Path | None = None, decoder: RowDecoder | None = None):
         self._arena = arena
         self._folder = folder
         self._decoder = decoder or ImageDecoder()
@@ -224,7 +224,7 @@ def decode_batch(
     samples: Sequence[EncodedSample],
     variations: Sequence[Variation],
     out: np.ndarray,
-    decoder: Decoder,
+    decoder: RowDecoder,
     fs: LocalFileSystem | None = None,
 ) -> DecodeResult:
     """Decode records into `out`.

@@ -206,6 +206,12 @@ class RecordDecoder:
         return fields
 
     def _decode_file(self, name: str, data: bytes) -> Fields:
+        try:
+            return self._decode_content(name, data)
+        except DecodeError as error:
+            raise DecodeError(f"{printable(name)}: {error}" if name else str(error)) from None
+
+    def _decode_content(self, name: str, data: bytes) -> Fields:
         """Return the arrays of a file: audio `wave`, an image `image`, an .npz whatever it holds; or `name` if set."""
         if data.startswith(ZIP_MAGIC):
             return _decode_npz(data)
