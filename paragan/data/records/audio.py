@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from paragan.core.errors import UsageError
-from paragan.data.records.layout import INT16_SCALE
+from paragan.data.records.layout import to_float
 from paragan.data.source import DecodeError
 from paragan.data.storage.filesystem import format_error
 
@@ -79,14 +79,9 @@ def prepare_audio(audio: Audio, rate: int, channels: int, resample: bool) -> np.
         samples = to_float(samples).mean(axis=0, keepdims=True)
     if not samples.any():
         raise DecodeError("is silent: all samples are 0")
-    return samples if audio.rate == rate else _resample(to_float(samples), audio.rate, rate)
-
-
-def to_float(samples: np.ndarray) -> np.ndarray:
-    """Return int16 samples as float32 in [-1, 1); others unchanged."""
-    if samples.dtype != np.int16:
-        return samples
-    return samples.astype(np.float32) / np.float32(INT16_SCALE)
+    if audio.rate != rate:
+        return _resample(to_float(samples), audio.rate, rate)
+    return to_float(samples) if resample or channels == 1 else samples  # the type of files that had to be converted
 
 
 def _resample(samples: np.ndarray, old_rate: int, new_rate: int) -> np.ndarray:

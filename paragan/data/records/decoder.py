@@ -24,8 +24,8 @@ from paragan.core.rng import philox_generator
 from paragan.data.decode import center_crop_resize, decode_image
 from paragan.data.formats.read_span import max_record_bytes
 from paragan.data.formats.record_source import RecordSelection
-from paragan.data.records.audio import Audio, decode_audio, is_audio, prepare_audio, to_float
-from paragan.data.records.layout import RecordLayout, choose_main_field
+from paragan.data.records.audio import Audio, decode_audio, is_audio, prepare_audio
+from paragan.data.records.layout import RecordLayout, choose_main_field, to_float
 from paragan.data.source import DecodeError, Record, RowKey, Variation
 from paragan.data.storage.filesystem import format_error, printable
 
@@ -163,6 +163,8 @@ class RecordDecoder:
             DecodeError: a field is missing, or has another length than it should.
         """
         cut = self._cut_segment(fields, key) if self.options.segment else fields
+        if self.layout and not self.options.transform:
+            cut = self.layout.widen(cut)
         if self.layout and not self.options.transform and (mismatch := self.layout.find_mismatch(cut)):
             raise DecodeError(f"{mismatch}{self._mismatch_hint(cut)}")
         return cut

@@ -118,6 +118,11 @@ class RecordLayout:
         for field, offset in zip(self.fields, self.offsets):
             out[offset : offset + field.nbytes].view(field.dtype).reshape(field.shape)[...] = record[field.name]
 
+    def widen(self, record: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Return a record with int16 as float32 where the layout has float32: 16-bit audio among other files."""
+        floats = {field.name for field in self.fields if field.dtype == np.float32}
+        return {name: to_float(array) if name in floats else array for name, array in record.items()}
+
     def find_mismatch(self, record: Mapping[str, np.ndarray]) -> str:
         """Return how a record differs from the first one, of which the layout is; "" if it fits."""
         names = {field.name for field in self.fields}
@@ -163,6 +168,13 @@ def check_field(field: RecordField) -> None:
         )
     if 0 in field.shape:
         raise UsageError(f"data: field {field} holds nothing. Leave {name} out of the files, or fill it")
+
+
+def to_float(samples: np.ndarray) -> np.ndarray:
+    """Return int16 samples as float32 in [-1, 1); others unchanged."""
+    if samples.dtype != np.int16:
+        return samples
+    return samples.astype(np.float32) / np.float32(INT16_SCALE)
 
 
 def _aligned(nbytes: int) -> int:

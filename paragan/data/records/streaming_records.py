@@ -15,7 +15,6 @@ from paragan.core.errors import RunError, UsageError
 from paragan.data.bad_samples import BadSamples
 from paragan.data.decode import DecodeFailure, check_fits_memory, parallel_map
 from paragan.data.formats.record_source import ArrayRecords, RecordSource
-from paragan.data.records.audio import to_float
 from paragan.data.records.decoder import (
     Fields,
     RecordDecoder,
@@ -24,7 +23,7 @@ from paragan.data.records.decoder import (
     load_transform,
     read_rate,
 )
-from paragan.data.records.layout import RecordLayout
+from paragan.data.records.layout import RecordLayout, to_float
 from paragan.data.source import DecodeError, RowKey, Variation
 from paragan.data.storage.filesystem import printable
 from paragan.data.streaming import StreamingRows
