@@ -22,6 +22,7 @@ from paragan.data.formats.record_files import FolderFiles, open_record_files
 from paragan.data.formats.record_source import RecordSelection
 from paragan.data.records.decoder import RecordOptions
 from paragan.train.image_set import open_image_set
+from processes import call_command, run_cli
 from tiny_run import make_run
 
 WAVE = np.random.default_rng(0).normal(size=(6, 1, 64)).astype(np.float32)
@@ -206,3 +207,16 @@ def test_records_are_scored_as_arrays_as_advised(recordings, tmp_path):
     np.savez(tmp_path / "x.npz", x=WAVE)
     assert open_image_set("reals", str(tmp_path / "x.npz"), with_labels=False).is_array
     assert open_image_set("reals", load(recordings, segment=64), with_labels=False).is_array
+
+
+def test_records_are_inspected_as_advised(recordings, tmp_path):
+    (recordings / "2_9.wav").write_bytes(wav_bytes(np.zeros(9, np.int16)))
+    command = ["data", "inspect", str(recordings)]
+    with advises("--sheet, --json: are for images, and the data are records of several arrays. Leave them out"):
+        call_command(*command, "--sheet", tmp_path / "a.png")
+    result = run_cli(*command)
+    assert result.status == 0
+    assert "audio     6 files of 8000 Hz" in result.out
+    assert "wave      int16 [1, 300] to [1, 500]" in result.out
+    assert "2_9.wav: is silent: all samples are 0" in result.out
+    assert run_cli("data", "convert", str(recordings), str(tmp_path / "out.npz")).status == 2
