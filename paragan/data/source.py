@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -12,8 +12,10 @@ from paragan.core.errors import UsageError
 LabelChoice = bool | str  # whether labels are read, or the key (or column) that holds them
 
 # An encoded image (a whole PNG, JPEG, ... file), or pixels [H, W] or [H, W, C], uint8 or of another type of number.
-# A record of several arrays is a file that holds all of them, or a file or an array for each field.
-Record = bytes | np.ndarray | Mapping[str, bytes | np.ndarray]
+Record = bytes | np.ndarray
+
+# A record of several arrays: a file that holds all of them, or a file or an array for each field.
+FieldRecord = Record | Mapping[str, bytes | np.ndarray]
 
 RowKey = tuple[
     int, int, int, int
@@ -88,7 +90,7 @@ class Source(Protocol):
 class RowDecoder(Protocol):
     """Makes a row of a batch of a record. It is pickled and sent to decode processes."""
 
-    def decode(self, record: Record, out: np.ndarray, variation: Variation = None) -> None:
+    def decode(self, record: Any, out: np.ndarray, variation: Variation = None) -> None:
         """Decode a record into `out` uint8, varied.
 
         Raises:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from paragan.core.errors import UsageError
 from paragan.data.formats.class_labels import check_labels, resolve_class_names
-from paragan.data.source import Record
 from paragan.data.storage.filesystem import printable
 
 DEFAULT_FIELDS = ("image", "wave")  # fields that D judges where none is named
@@ -64,7 +64,7 @@ class RecordSource(ABC):
     def __len__(self) -> int: ...
 
     @abstractmethod
-    def read(self, index: int) -> Record:
+    def read(self, index: int) -> Any:
         """Return a file that holds the arrays of record `index`, or a file or an array for each field."""
 
     @abstractmethod

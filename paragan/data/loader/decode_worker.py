@@ -33,11 +33,11 @@ from paragan.core.errors import RunError
 from paragan.data.decode import ImageDecoder, pixels_limit, set_pixels_limit
 from paragan.data.formats.read_span import read_span
 from paragan.data.loader.shared_memory import AttachedArena, MemoryBlock, SharedArena
-from paragan.data.source import DecodeError, Record, RowDecoder, Variation
+from paragan.data.source import DecodeError, FieldRecord, RowDecoder, Variation
 from paragan.data.storage.filesystem import ByteRange, format_error
 from paragan.data.storage.local import LocalFileSystem
 
-EncodedSample = Record | ByteRange | DecodeError  # an image before it is decoded, or why it cannot be read
+EncodedSample = FieldRecord | ByteRange | DecodeError  # an image before it is decoded, or why it cannot be read
 START_TIMEOUT_S = 120.0
 REPLY_TIMEOUT_S = 60.0  # and another second for each image
 EXIT_TIMEOUT_S = 5.0

@@ -26,7 +26,7 @@ from paragan.data.formats.read_span import max_record_bytes
 from paragan.data.formats.record_source import RecordSelection
 from paragan.data.records.audio import Audio, decode_audio, is_audio, prepare_audio
 from paragan.data.records.layout import RecordLayout, choose_main_field, to_float
-from paragan.data.source import DecodeError, Record, RowKey, Variation
+from paragan.data.source import DecodeError, FieldRecord, RowKey, Variation
 from paragan.data.storage.filesystem import format_error, printable
 
 Fields = dict[str, np.ndarray]
@@ -126,7 +126,7 @@ class RecordDecoder:
     options: RecordOptions
     layout: RecordLayout | None = None
 
-    def decode(self, record: Record, out: np.ndarray, variation: Variation = None) -> None:
+    def decode(self, record: FieldRecord, out: np.ndarray, variation: Variation = None) -> None:
         """Decode a record into `out` [row bytes] uint8.
 
         Raises:
@@ -136,12 +136,12 @@ class RecordDecoder:
         assert self.layout is not None
         self.layout.write(self.make_row(record, variation if isinstance(variation, tuple) else (0, 0, 0, 0)), out)
 
-    def make_row(self, record: Record, key: RowKey) -> Fields:
+    def make_row(self, record: FieldRecord, key: RowKey) -> Fields:
         """Return the arrays of a record as a batch has them. Errors: see `decode`."""
         fields = self.cut(self.read_fields(record), key)
         return self._transform(fields, key) if self.options.transform else fields
 
-    def read_fields(self, record: Record) -> Fields:
+    def read_fields(self, record: FieldRecord) -> Fields:
         """Return all arrays of a record as they are stored, audio at the rate of the data set.
 
         Raises:
@@ -262,7 +262,7 @@ def load_transform(name: str) -> Transform:
     return transform
 
 
-def read_rate(record: Record) -> int:
+def read_rate(record: FieldRecord) -> int:
     """Return the sample rate of the audio of a record, Hz; 0 without audio. Raises `DecodeError`."""
     values = record.values() if isinstance(record, Mapping) else (record,)
     for value in values:
