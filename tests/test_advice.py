@@ -265,7 +265,11 @@ FOLDER_CASES = [
         "Use nets.d_conditioning=auto",
         ("--nets.d_conditioning=auto",),
     ),
-    Case("--data=DIR/folder/a/1.png", "Give its folder, DIR/folder/a", ("--data=DIR/folder/a",)),
+    Case(
+        "--data=DIR/folder/a/1.png",
+        "data: DIR/folder/a/1.png is one image. Give its folder, DIR/folder/a",
+        ("--data=DIR/folder/a",),
+    ),
     Case("--data=DIR/clases.npz", "did you mean classes.npz", ("--data=DIR/classes.npz",)),
     Case("--data=DIR/fold", "did you mean folder?", ("--data=DIR/folder --batch=4",)),
     Case("--data=DIR/numbers.npz", "Use networks of your own, --nets=module:Class", ()),

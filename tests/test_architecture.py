@@ -76,8 +76,12 @@ PARTS_MAY_IMPORT: dict[str, set[str]] = {
     "losses.augment": set(),
     "data.storage": {"data.source"},
     "data.formats": {"data.source", "data.decode", "data.storage"},
+    "data.records": {
+        *{"data.source", "data.decode", "data.streaming", "data.storage", "data.formats", "data.bad_samples"},
+    },
     "data.loader": {
         *{"data.source", "data.decode", "data.value_range", "data.streaming", "data.storage", "data.formats"},
+        "data.records",
     },
 }
 

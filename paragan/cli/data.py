@@ -164,8 +164,10 @@ def _add_inspect_command(commands: Any) -> None:
 
 def _inspect(options: argparse.Namespace, rest: list[str], arguments: list[str]) -> int:
     from paragan.core.atomic_write import atomic_output
+    from paragan.data.formats.record_source import RecordSource
     from paragan.data.source import MalformedDataset
     from paragan.data.tools.inspect_dataset import inspect_dataset
+    from paragan.data.tools.inspect_records import inspect_records
 
     check_no_extra_arguments(rest)
     parse_size(options.resolution)
@@ -174,10 +176,17 @@ def _inspect(options: argparse.Namespace, rest: list[str], arguments: list[str])
         raise UsageError(f"--sheet={options.sheet}: the name must end in .png. Use one such as sheet.png.")
     malformed: MalformedDataset | None = None
     try:
-        source = _open_images(options, labels=options.labels and (options.label_key or True))
+        source = _open_images(options, labels=options.labels and (options.label_key or True), accept_records=True)
     except MalformedDataset as error:
         malformed = error
         source = error.source
+    if isinstance(source, RecordSource):
+        if options.sheet or options.json:
+            raise UsageError(
+                "--sheet, --json: are for images, and the data are records of several arrays. Leave them out"
+            )
+        _print_lines(inspect_records(source))
+        return 0
     with progress_bar("images inspected") as show_progress:
         report = inspect_dataset(
             source,
@@ -372,9 +381,13 @@ def _add_decoding_options(p: argparse.ArgumentParser, use: str) -> None:
     p.add_argument("--max-pixels", type=int, metavar="N", help="decode larger images than 89,478,485 pixels")
 
 
-def _open_images(options: argparse.Namespace, labels: LabelChoice = True) -> Source:
-    """Open the data set that a command names (options `path`, `channels`, `max_pixels`); it must hold images."""
+def _open_images(options: argparse.Namespace, labels: LabelChoice = True, accept_records: bool = False) -> Source:
+    """Open the data set that a command names (options `path`, `channels`, `max_pixels`); it must hold images.
+
+    accept_records: it may also hold records of several arrays.
+    """
     from paragan.data.decode import allow_pixels
+    from paragan.data.formats.record_source import RecordSource
     from paragan.data.open_source import open_checked_source
 
     allow_pixels(options.max_pixels)
@@ -383,6 +396,10 @@ def _open_images(options: argparse.Namespace, labels: LabelChoice = True) -> Sou
     if source.array is not None and source.array.dtype != "uint8":
         raise UsageError(
             f"data: {source.location} holds numbers {list(source.array.shape)}, and `paragan data` is for images"
+        )
+    if isinstance(source, RecordSource) and not accept_records:
+        raise UsageError(
+            f"data: {source.location} holds records of several arrays, and `paragan data` converts images only"
         )
     return source
 

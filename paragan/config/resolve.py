@@ -16,6 +16,7 @@ from paragan.core.devices import backend_of, pick_device
 from paragan.core.errors import UsageError
 from paragan.core.rng import philox_generator
 from paragan.data.dataset import Dataset, load_data
+from paragan.data.records.decoder import RecordOptions
 from paragan.nets import Spec
 from paragan.optim.optimizers import SGD, PlayerOptim, with_lr
 
@@ -24,9 +25,32 @@ def make_spec(options: DataOptions, dataset: Dataset) -> Spec:
     """Return what the networks of a run are built for: resolution, channels and classes, or the shape of an array."""
     classes = len(dataset.classes) if options.labels else 0
     if dataset.is_array:
-        return Spec(0, 0, classes, dataset.shape)
+        return Spec(0, 0, classes, dataset.shape, dataset.fields, dataset.main_field)
     channels, _, _ = dataset.shape
-    return Spec(dataset.size.resolution, channels, classes)
+    return Spec(dataset.size.resolution, channels, classes, fields=dataset.fields, main_field=dataset.main_field)
+
+
+def record_options(options: DataOptions) -> RecordOptions:
+    """Return what is done to records of several arrays.
+
+    Raises:
+        UsageError: `aligned` or `label_pattern` cannot be read.
+    """
+    aligned: list[tuple[str, int]] = []
+    for entry in options.aligned:
+        name, _, hop = entry.rpartition(":")
+        if not name or not hop.isdecimal() or not int(hop):
+            raise UsageError(f"data.aligned={entry}: is not FIELD:SAMPLES. Use one such as mel:256")
+        aligned.append((name, int(hop)))
+    return RecordOptions(
+        options.field,
+        options.segment,
+        tuple(aligned),
+        options.sample_rate,
+        options.resample,
+        transform=options.transform,
+        label_pattern=options.label_pattern,
+    )
 
 
 def load_dataset(options: DataOptions) -> Dataset:
@@ -42,6 +66,7 @@ def load_dataset(options: DataOptions) -> Dataset:
         max_pixels=options.max_pixels or None,
         remote=options.remote,
         value_range=options.range,
+        records=record_options(options),
     )
     return dataset if options.only_class is None else dataset.only_class(options.only_class)
 
@@ -58,8 +83,8 @@ def resolve(run: Run, dataset: Dataset) -> Run:
         run.data,
         labels=has_labels,
         cache="memory" if dataset.in_memory else "stream",
-        resolution=spec.resolution,
-        channels=spec.channels,
+        resolution=run.data.resolution if dataset.fields else spec.resolution,
+        channels=run.data.channels if dataset.fields else spec.channels,
         range=dataset.value_range.option if dataset.value_range else run.data.range,
     )
     device = run.device
@@ -67,6 +92,8 @@ def resolve(run: Run, dataset: Dataset) -> Run:
         has_bf16 = backend_of(pick_device(device.kind)).supports_bf16()
         device = dataclasses.replace(device, precision="bf16" if has_bf16 else "float32")
     evaluation = run.evaluation
+    if dataset.fields and run.data.mirror:
+        raise UsageError("--mirror: flips images, and the data are records of several arrays. Use --data.transform")
     if dataset.is_array:
         if run.data.mirror:
             raise UsageError("--mirror: flips images, and the data are arrays. Leave it out.")

@@ -80,6 +80,11 @@ class RollbackOptions:
 HealthOrSwitch = Annotated[HealthOptions, BeforeValidator(parse_on_off)]
 
 
+def _parse_list(value: Any) -> Any:
+    """Accept `fd,kid` as a list."""
+    return tuple(value.split(",") if value else ()) if isinstance(value, str) else value
+
+
 @config_class
 class DataOptions:
     """What to train on.
@@ -97,6 +102,14 @@ class DataOptions:
     cache      : decode all images into memory, or stream them (auto: local data of at most 2 GiB are kept in memory)
     max_bad_fraction : how much of the data may be damaged or missing; other images of the same class replace it
     max_pixels : of an image; larger files are refused, as they may be made to fill the memory (0: 89,478,485)
+    field      : of records of several named arrays (fields), what D judges (empty: image, wave, or the only one)
+    segment    : cut a random segment of so many samples from the judged field; shorter records are padded with zeros
+                 (0: whole records, of one length)
+    aligned    : fields that are cut with it, with the samples for each of their frames: mel:256
+    sample_rate : of audio, Hz; files of another rate are refused (0: that of the files)
+    resample   : convert audio of another rate
+    transform  : module:function that each record passes: (arrays by name, NumPy generator) -> arrays by name
+    label_pattern : a regular expression whose group is the class in the name of an audio or array file, such as ^(\\d)_
     remote     : how data at an address are read
     prefetch   : how streamed images are read ahead
     """
@@ -112,6 +125,13 @@ class DataOptions:
     cache: CacheMode = "auto"
     max_bad_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.01
     max_pixels: NonNegativeInt = 0
+    field: Annotated[str, BeforeValidator(str)] = ""
+    segment: NonNegativeInt = 0
+    aligned: Annotated[tuple[str, ...], BeforeValidator(_parse_list)] = ()
+    sample_rate: NonNegativeInt = 0
+    resample: bool = False
+    transform: str = ""
+    label_pattern: Annotated[str, BeforeValidator(str)] = ""
     remote: RemoteOptions = RemoteOptions()
     prefetch: PrefetchOptions = PrefetchOptions()
 
@@ -133,11 +153,6 @@ class InputFingerprints:
     data: str = ""
     init_from: str = ""
     distill_from: str = ""
-
-
-def _parse_list(value: Any) -> Any:
-    """Accept `fd,kid` as a list."""
-    return tuple(value.split(",")) if isinstance(value, str) else value
 
 
 @config_class

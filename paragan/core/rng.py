@@ -20,10 +20,13 @@ from paragan.core.host_copies import copy_to_device
 CPU = torch.device("cpu")
 
 
-def philox_generator(seed: int, stream: str, lane: int = 0, position: int = 0) -> np.random.Generator:
-    """Return the generator of `stream` for one lane at one position (in images) of the run with this seed."""
+def philox_generator(seed: int, stream: str, lane: int = 0, position: int = 0, row: int = 0) -> np.random.Generator:
+    """Return the generator of `stream` for one lane at one position (in images) of the run with this seed.
+
+    Streams that rows draw from one by one have a generator for each `row` of the lane.
+    """
     key = np.array([seed, zlib.crc32(stream.encode())], dtype=np.uint64)
-    counter = np.array([0, lane, position, 0], dtype=np.uint64)
+    counter = np.array([0, lane, position, row], dtype=np.uint64)
     return np.random.Generator(np.random.Philox(key=key, counter=counter))
 
 

@@ -1,4 +1,4 @@
-"""Images that cannot be decoded, and the images that replace them.
+"""Images (or other records) that cannot be decoded, and those that replace them.
 
 A replacement depends on the data alone, so it needs no saved state: all ranks and every resume use the same one, and no
 label is wrong.
@@ -26,13 +26,22 @@ class BadSamples:
         count: N.
         sample_name: returns what messages call an image.
         max_fraction: of all images may be bad before the run ends.
+        noun: what messages call one.
     """
 
-    def __init__(self, labels: np.ndarray | None, count: int, sample_name: Callable[[int], str], max_fraction: float):
+    def __init__(
+        self,
+        labels: np.ndarray | None,
+        count: int,
+        sample_name: Callable[[int], str],
+        max_fraction: float,
+        noun: str = "image",
+    ):
         self.labels = labels
         self.count = count
         self.sample_name = sample_name
         self.max_fraction = max_fraction
+        self.noun = noun
         self.reasons: dict[int, str] = {}
         self._lock = threading.Lock()
 
@@ -58,7 +67,7 @@ class BadSamples:
         others = len(self.reasons) - 1
         if others:
             return (
-                f"{message} (and {others:,} more of {self.count:,} images): replace or remove them, "
+                f"{message} (and {others:,} more of {self.count:,} {self.noun}s): replace or remove them, "
                 "or allow more with --data.max_bad_fraction"
             )
         return f"{message}: replace or remove it, or allow more with --data.max_bad_fraction"

@@ -1,4 +1,4 @@
-"""The data set of a run: images uint8, in memory or streaming, or arrays of numbers float32.
+"""The data set of a run: images uint8, in memory or streaming, arrays of numbers float32, or records of several arrays.
 
 Numbers come from `x` of an npz, from an npy, or from Python. They are kept in memory, unchanged, and plotted by their
 shape (`core.array_plots`).
@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import itertools
 import textwrap
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -30,10 +29,18 @@ from paragan.data.decode import (
 )
 from paragan.data.formats.array import DeepArraySource, to_float32
 from paragan.data.formats.class_labels import check_labels, resolve_class_names
+from paragan.data.formats.record_source import RecordSource, records_from_arrays
 from paragan.data.open_source import open_source
+from paragan.data.records.decoder import RecordOptions
+from paragan.data.records.streaming_records import (
+    StreamingRecords,
+    estimate_bytes,
+    open_records,
+    read_into_memory,
+)
 from paragan.data.source import DecodeError, LabelChoice, Source
 from paragan.data.storage.filesystem import RemoteOptions, printable, redact_url
-from paragan.data.streaming import StreamingImages
+from paragan.data.streaming import StreamingImages, StreamingRows
 from paragan.data.value_range import AUTO, FULL, ImageValues, RangeOption, ValueRange, ValueScan, parse_range
 
 CacheMode = Literal["auto", "memory", "stream"]
@@ -51,7 +58,7 @@ class Dataset:
     """A labelled data set of images, or of numbers of any shape.
 
     images      : [N, H, W, C] uint8, C 1 (grey), 3 (RGB) or other, in memory or read when they are indexed; or numbers
-                  [N, ...] float32, which networks see unchanged
+                  [N, ...] float32, which networks see unchanged; of records of several arrays, the one that D judges
     labels      : [N] int64 in 0..K-1; None without classes
     classes     : [K] names; () without classes
     fingerprint : of shape, labels and pixels (streaming: of names, sizes and checksums), to notice a resume on other
@@ -61,7 +68,7 @@ class Dataset:
     value_range : the stored values that became 0 and 255; None for 8-bit images and numbers
     """
 
-    images: np.ndarray | StreamingImages
+    images: np.ndarray | StreamingRows
     labels: np.ndarray | None
     classes: tuple[str, ...]
     fingerprint: str
@@ -72,7 +79,19 @@ class Dataset:
     @property
     def in_memory(self) -> bool:
         """Whether all images are in memory."""
-        return isinstance(self.images, np.ndarray)
+        return isinstance(self.images, np.ndarray) or (
+            isinstance(self.images, StreamingRecords) and self.images.in_memory
+        )
+
+    @property
+    def fields(self) -> Mapping[str, tuple[int, ...]]:
+        """Of records of several arrays, the shape of each as networks see it, by name; empty for others."""
+        return self.images.layout.shapes if isinstance(self.images, StreamingRecords) else {}
+
+    @property
+    def main_field(self) -> str:
+        """Of records of several arrays, the name of the one that D judges; "" for others."""
+        return self.images.layout.main if isinstance(self.images, StreamingRecords) else ""
 
     @property
     def is_array(self) -> bool:
@@ -98,7 +117,10 @@ class Dataset:
     def describe(self) -> str:
         """Return a few lines for people: count, size, colour, classes, and what was done to the images."""
         count, *_ = self.images.shape
-        if self.is_array:
+        if isinstance(self.images, StreamingRecords):
+            rate = self.images.options.sample_rate
+            summary = f"{count:,} records of {self.images.layout.describe()}{f'; {rate} Hz' if rate else ''}"
+        elif self.is_array:
             summary = f"{count:,} records of {' x '.join(map(str, self.shape))} numbers, float32"
         else:
             channels, _, _ = self.shape
@@ -125,7 +147,7 @@ class Dataset:
                 f"data.only_class={label}: class {self.classes[label]} has no image; add some, or use another class"
             )
         notes = (*self.notes, f"only class {label} ({self.classes[label]})")
-        if isinstance(self.images, StreamingImages):
+        if isinstance(self.images, StreamingRows):
             subset = self.images.subset(rows)
             fingerprint = _streaming_fingerprint(subset, None)
             return Dataset(subset, None, (), fingerprint, notes, self.bad_samples, self.value_range)
@@ -135,19 +157,36 @@ class Dataset:
 
 
 def from_arrays(
-    x: np.ndarray, labels: np.ndarray | None = None, classes: tuple[str, ...] = (), channels: int | None = None
+    x: np.ndarray | Mapping[str, np.ndarray],
+    labels: np.ndarray | None = None,
+    classes: tuple[str, ...] = (),
+    channels: int | None = None,
+    *,
+    field: str = "",
+    segment: int = 0,
+    transform: str = "",
 ) -> Dataset:
     """Make a data set of arrays.
 
     Args:
-        x: images [N, H, W, C] or [N, H, W] uint8, or numbers [N, ...] of a floating-point type.
+        x: images [N, H, W, C] or [N, H, W] uint8, or numbers [N, ...] of a floating-point type; or several arrays
+            [N, ...] by name, which are the fields of N records.
         labels: [N] integers in 0..K-1, or None.
         classes: [K] names; their numbers if there are none.
         channels: C, if it is neither 1 (grey) nor 3 (RGB).
+        field: of several arrays, the one that D judges; "" for `image`, `wave` or the only one.
+        segment: of several arrays, cut random segments of so many samples of the judged one.
+        transform: of several arrays, `module:function` that each record passes (`DataOptions`).
 
     Raises:
         UsageError: arrays of another type or shape.
     """
+    if isinstance(x, Mapping):
+        source = records_from_arrays(x, labels, classes)
+        options = RecordOptions(field=field, segment=segment, transform=transform)
+        return _build_records(source, True, "memory", MAX_BAD_FRACTION, options)
+    if field or segment or transform:
+        raise UsageError("from_arrays: field, segment and transform are of several arrays. Use x={name: array}")
     if x.dtype == np.uint8:
         pixels = x[..., None] if x.ndim == 3 else x
         if 0 in x.shape:
@@ -213,6 +252,7 @@ def load_data(
     max_pixels: int | None = None,
     remote: RemoteOptions | None = None,
     value_range: str = AUTO,
+    records: RecordOptions | None = None,
 ) -> Dataset:
     """Open and check a data set, and decode it, or prepare to decode images when they are needed.
 
@@ -236,6 +276,7 @@ def load_data(
         remote: options for remote storage.
         value_range: `data.range`, see `paragan.data.value_range`: the values of images with more than 8 bits that
             become 0 and 255.
+        records: what is done to records of several arrays.
 
     Raises:
         UsageError: the path, format or range is wrong, the range is not certain, too many images are damaged, there is
@@ -245,9 +286,22 @@ def load_data(
     check_channels("channels", channels)
     allow_pixels(max_pixels)
     range_option = parse_range(value_range)
-    try:
-        source = open_source(location, remote, labels=labels, channels=channels)
+    records = replace(records or RecordOptions(), channels=channels or 0, size=size)
+    with _name_location(location):
+        source = open_source(location, remote, labels=labels, channels=channels, records=records.selection)
+        if isinstance(source, RecordSource):
+            if range_option != AUTO:
+                raise UsageError(f"data.range={value_range}: is for images, and the data are records. Leave it out")
+            return _build_records(source, bool(labels), cache, max_bad_fraction, records)
+        records.check_unused(source.location)
         return _build_dataset(source, size, channels, labels, cache, max_bad_fraction, range_option)
+
+
+@contextlib.contextmanager
+def _name_location(location: str) -> Iterator[None]:
+    """Raise UsageError for whatever keeps a data set from being read."""
+    try:
+        yield
     except RunError as error:
         raise UsageError(str(error)) from error
     except DecodeError as error:  # of the data set itself: a bad image would be replaced
@@ -303,6 +357,25 @@ def _build_dataset(
     return Dataset(images, numbers, classes, fingerprint, notes, bad_samples, value_range)
 
 
+def _build_records(
+    source: RecordSource, has_labels: bool, cache: CacheMode, max_bad_fraction: float, options: RecordOptions
+) -> Dataset:
+    """Make a data set of records of several arrays."""
+    labels, classes = (source.labels, source.classes) if has_labels else (None, ())
+    bad_samples = BadSamples(labels, len(source), source.sample_name, max_bad_fraction, noun="record")
+    records = open_records(source, bad_samples, options)
+    notes = source.notes
+    if cache == "auto":
+        fits = source.is_local and estimate_bytes(records) <= MAX_AUTO_CACHE_BYTES
+        cache = "memory" if fits else "stream"
+    if cache == "memory":
+        records = read_into_memory(records)
+        notes = (*notes, *_describe_bad(bad_samples))
+    elif not source.in_memory:
+        notes = (*notes, "decoded when needed")
+    return Dataset(records, labels, classes, _streaming_fingerprint(records, labels), notes, bad_samples)
+
+
 def choose_resolution(sizes: np.ndarray) -> int:
     """Return the default resolution for images of `sizes` [N, 2] (width, height); see `load_data`."""
     first = int(sizes[0, 0])
@@ -317,12 +390,9 @@ def compute_fingerprint(images: np.ndarray, labels: np.ndarray | None) -> str:
     return _fingerprint(images.shape, [np.ascontiguousarray(images).reshape(-1).data], labels)
 
 
-def _streaming_fingerprint(images: StreamingImages, labels: np.ndarray | None) -> str:
-    """Return a fingerprint of names, sizes, checksums and range, which decodes nothing."""
-    parts = images.source.fingerprint_parts()
-    if images.value_range is not None:
-        parts = itertools.chain(parts, [images.value_range.option.encode()])
-    return _fingerprint(images.shape, parts, labels)
+def _streaming_fingerprint(images: StreamingRows, labels: np.ndarray | None) -> str:
+    """Return a fingerprint of names, sizes, checksums and options, which decodes nothing."""
+    return _fingerprint(images.shape, images.fingerprint_parts(), labels)
 
 
 def _fingerprint(shape: tuple[int, ...], parts: Iterable[bytes | memoryview], labels: np.ndarray | None) -> str:

@@ -29,7 +29,7 @@ from PIL import Image, UnidentifiedImageError
 from paragan.core.errors import UsageError
 from paragan.core.image_shape import PICTURE_CHANNELS, ImageSize
 from paragan.data.deep_image import is_grey_alpha, read_values, value_dtype
-from paragan.data.source import IMAGE_FORMATS, DecodeError, Record
+from paragan.data.source import IMAGE_FORMATS, DecodeError, Record, Variation
 from paragan.data.value_range import ImageValues, ValueRange, measure_values, to_8_bits
 
 # What Pillow raises on damaged files, besides its own UnidentifiedImageError (an OSError).
@@ -203,6 +203,22 @@ def decode_into(record: Record, out: np.ndarray, value_range: ValueRange | None 
         out[:] = center_crop_resize(decode_image(record, value_range), size, channels)
         return
     out[:] = resize_channels(decode_channels(record, channels, value_range), size)
+
+
+@dataclass(frozen=True)
+class ImageDecoder:
+    """Decodes images, and mirrors some.
+
+    value_range : the values that become 0 and 255; None for 8-bit images
+    """
+
+    value_range: ValueRange | None = None
+
+    def decode(self, record: Record, out: np.ndarray, variation: Variation = None) -> None:
+        """Decode a record into `out` [H, W, C] uint8; flip it from left to right if `variation` is true."""
+        decode_into(record, out, self.value_range)
+        if variation:
+            out[:] = out[:, ::-1].copy()
 
 
 def measure_record(record: Record) -> ImageValues:

@@ -10,15 +10,21 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from paragan.core.devices import backend_of
 from paragan.core.host_copies import copy_to_device
 from paragan.core.rng import CPU, LaneRng, epoch_permutation, philox_generator
 from paragan.core.types import Batch
-from paragan.data.loader.device_transfer import Transfer, make_transfer, to_model_input
+from paragan.data.loader.device_transfer import (
+    ModelInput,
+    Transfer,
+    make_transfer,
+    records_to_model_input,
+    to_model_input,
+)
 from paragan.data.loader.prefetch import BatchIndices, PrefetchOptions, PrefetchPipeline
-from paragan.data.streaming import StreamingImages
+from paragan.data.records.streaming_records import StreamingRecords
+from paragan.data.streaming import StreamingRows
 
 POLL_S = 0.2  # between two calls of `while_waiting`
 
@@ -33,7 +39,7 @@ class LaneLoader:
     micro_batches : the last result of `next_micro_batches`
 
     Args:
-        images: [N, H, W, C] uint8, in memory or streaming, or numbers [N, ...] float32.
+        images: [N, H, W, C] uint8, in memory or streaming, numbers [N, ...] float32, or records of several arrays.
         labels: [N] int64, or None.
         local_lanes: the lanes of this rank.
         num_lanes: of all ranks.
@@ -51,7 +57,7 @@ class LaneLoader:
 
     def __init__(
         self,
-        images: np.ndarray | StreamingImages,
+        images: np.ndarray | StreamingRows,
         labels: np.ndarray | None,
         *,
         local_lanes: tuple[int, ...],
@@ -83,7 +89,7 @@ class LaneLoader:
         self.while_waiting: Callable[[], object] = lambda: None
         self.pipeline: PrefetchPipeline | None = None
         self._transfer: Transfer | None = None
-        self._ready_batches: list[Tensor | None] = []  # of the next position
+        self._ready_batches: list[ModelInput] = []  # of the next position
         self._next_position = start
         self._stride_images = stride_images
         self._prefetch = prefetch
@@ -97,10 +103,10 @@ class LaneLoader:
         """
         while not self.wait(POLL_S):
             self.while_waiting()
-        pixels = self._ready_batches or [None] * len(self.lane_groups)
+        inputs = self._ready_batches or [None] * len(self.lane_groups)
         self._ready_batches = []
         self.micro_batches = [
-            self.make_micro_batch(self._next_position, lanes, images) for lanes, images in zip(self.lane_groups, pixels)
+            self.make_micro_batch(self._next_position, lanes, data) for lanes, data in zip(self.lane_groups, inputs)
         ]
         self._next_position = self._position_after(self._next_position)
         return self.micro_batches
@@ -133,7 +139,7 @@ class LaneLoader:
 
     def _get_transfer(self) -> Transfer | None:
         backend = backend_of(self.device)
-        if self._transfer is None and isinstance(self.images, StreamingImages):
+        if self._transfer is None and isinstance(self.images, StreamingRows):
             self.pipeline = PrefetchPipeline(
                 self.images,
                 self.iter_batch_indices(self._next_position),
@@ -144,20 +150,21 @@ class LaneLoader:
             self._transfer = make_transfer(self.pipeline, self.device, self.memory_format)
         return self._transfer
 
-    def make_micro_batch(self, position: int, lanes: tuple[int, ...], images: Tensor | None = None) -> Batch:
+    def make_micro_batch(self, position: int, lanes: tuple[int, ...], data: ModelInput | None = None) -> Batch:
         """Return the batch of some lanes at a position.
 
         Args:
             position: in images.
             lanes: the lanes.
-            images: [N, C, H, W] their images, if they have been read.
+            data: their images or records, if they have been read.
         """
         selection = self.batch_indices(position, lanes)
-        images = self._gather(selection) if images is None else images
+        data = data or self._gather(selection)
         labels = None
         if self.labels is not None:
             labels = copy_to_device(torch.from_numpy(self.labels[selection.index]), self.device)
-        return Batch(images, labels, LaneRng(self.seed, position, lanes, self.images_per_lane(position), self.device))
+        rng = LaneRng(self.seed, position, lanes, self.images_per_lane(position), self.device)
+        return Batch(data.images, labels, rng, fields=data.fields)
 
     def iter_batch_indices(self, position: int) -> Iterator[BatchIndices]:
         """Yield the images of every pass from a position on, without end."""
@@ -167,11 +174,15 @@ class LaneLoader:
             position = self._position_after(position)
 
     def batch_indices(self, position: int, lanes: tuple[int, ...]) -> BatchIndices:
-        """Return which images some lanes see at a position, and which of them are mirrored."""
+        """Return which images some lanes see at a position, and how they are varied."""
         index = np.concatenate([self.lane_indices(position, lane) for lane in lanes])
+        count = self.images_per_lane(position)
+        if isinstance(self.images, StreamingRecords):
+            return BatchIndices(
+                index, keys=[(self.seed, lane, position, row) for lane in lanes for row in range(count)]
+            )
         if not self.mirror:
             return BatchIndices(index)
-        count = self.images_per_lane(position)
         flips = [philox_generator(self.seed, "mirror", lane, position).random(count) < 0.5 for lane in lanes]
         return BatchIndices(index, np.concatenate(flips))
 
@@ -203,9 +214,14 @@ class LaneLoader:
         self._transfer = None
         self._ready_batches = []
 
-    def _gather(self, selection: BatchIndices) -> Tensor:
-        """Read images now: [N, C, H, W] float32 in [-1, 1], or numbers [N, ...], on the device."""
+    def _gather(self, selection: BatchIndices) -> ModelInput:
+        """Read images or records now, on the device."""
+        if isinstance(self.images, StreamingRecords):
+            variations = selection.variations(slice(None))
+            rows = torch.from_numpy(self.images.read_rows(selection.index, variations))
+            return records_to_model_input(copy_to_device(rows, self.device), self.images.layout, self.memory_format)
         pixels = self.images[selection.index]
         if selection.flip is not None:
             pixels[selection.flip] = pixels[selection.flip, :, ::-1]
-        return to_model_input(copy_to_device(torch.from_numpy(pixels), self.device), self.memory_format)
+        images = to_model_input(copy_to_device(torch.from_numpy(pixels), self.device), self.memory_format)
+        return ModelInput(images, {})

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import difflib
+from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
 from paragan.core.errors import RunError, UsageError
+from paragan.data.formats import hdf5_records, npz_records
 from paragan.data.formats.array import load_digits
 from paragan.data.formats.cifar import is_cifar, open_cifar
 from paragan.data.formats.class_labels import no_label_key_error
@@ -16,9 +18,19 @@ from paragan.data.formats.hf_datasets import is_hf_dataset, open_hf_dataset
 from paragan.data.formats.image_folder import OuterFolder, format_extensions, open_image_folder
 from paragan.data.formats.label_files import resembles_labels
 from paragan.data.formats.npz import read_npy, read_npz
-from paragan.data.formats.webdataset import is_shard_pattern, list_shards, open_from_index, open_tar_shards
-from paragan.data.formats.zip_archive import open_zip
-from paragan.data.source import IMAGE_FORMATS, DecodeError, LabelChoice, Source
+from paragan.data.formats.record_files import (
+    AUDIO_FORMATS,
+    FolderFiles,
+    TarFiles,
+    ZipFiles,
+    has_record_files,
+    open_record_files,
+    walk_files,
+)
+from paragan.data.formats.record_source import RecordSelection
+from paragan.data.formats.webdataset import is_shard_pattern, list_shards, open_from_index, open_tar_shards, shard_sizes
+from paragan.data.formats.zip_archive import ZipArchive, open_zip
+from paragan.data.source import IMAGE_FORMATS, DecodeError, LabelChoice, NoImagesError, Source
 from paragan.data.storage.filesystem import (
     FileSystem,
     RemoteOptions,
@@ -39,16 +51,32 @@ RUN_FILE = "run.yaml"  # of the folders that training writes
 MAX_OUTER_FOLDERS = 4  # around the folder that holds the data
 
 
+@dataclass(frozen=True)
+class Opening:
+    """How a data set is opened (`open_source` has the arguments)."""
+
+    remote: RemoteOptions | None
+    labels: LabelChoice
+    channels: int | None
+    records: RecordSelection
+
+
 def open_source(
-    location: str, remote: RemoteOptions | None = None, *, labels: LabelChoice = True, channels: int | None = None
+    location: str,
+    remote: RemoteOptions | None = None,
+    *,
+    labels: LabelChoice = True,
+    channels: int | None = None,
+    records: RecordSelection | None = None,
 ) -> Source:
-    """Open a data set.
+    """Open a data set; a `RecordSource` if its records are several arrays.
 
     Args:
         location: the word `digits`, a path, an address, or a pattern of tar shards.
         remote: options for remote storage.
         labels: False does not read labels; a str is the key or column that holds them.
         channels: of arrays, if these are neither grey nor RGB.
+        records: how records of several arrays are read.
 
     Raises:
         UsageError: it does not exist, or is not a data set of a supported format.
@@ -60,12 +88,13 @@ def open_source(
         return load_digits()
     require_credentials(location)
     exists = is_url(location) or Path(location).exists()
+    opening = Opening(remote, labels, channels, records or RecordSelection())
     if is_shard_pattern(location) and (is_url(location) or not exists):
-        return _open_pattern(location, remote, labels)
+        return _open_pattern(location, opening)
     if not exists:
         raise UsageError(_missing_message(Path(location)))
     fs, name = open_location(location, remote)
-    return _open_file(fs, name, remote, labels, channels) if name else _open_folder(fs, location, remote, labels)
+    return _open_file(fs, name, opening) if name else _open_folder(fs, location, opening)
 
 
 def open_checked_source(location: str, *, labels: LabelChoice = True, channels: int | None = None) -> Source:
@@ -92,7 +121,7 @@ def _join_location(location: str, folder: str) -> str:
     return f"{address.rstrip('/')}/{quote(folder, errors='surrogateescape') if is_http else folder}/{mark}{query}"
 
 
-def _open_pattern(location: str, remote: RemoteOptions | None, labels: LabelChoice) -> Source:
+def _open_pattern(location: str, opening: Opening) -> Source:
     display_name = printable(redact_url(location))
     folder, _, pattern = location.rpartition("/")
     if is_shard_pattern(folder):
@@ -106,26 +135,35 @@ def _open_pattern(location: str, remote: RemoteOptions | None, labels: LabelChoi
             f"data: {display_name} is not a pattern of .tar files. Give one such as shard-*.tar, "
             f"or {SOURCE_FORMATS_HINT}"
         )
-    fs, _ = open_location(f"{folder}/" if folder or location.startswith("/") else ".", remote)
-    return open_tar_shards(fs, pattern, remote, labels=_without_key(labels, display_name))
+    fs, _ = open_location(f"{folder}/" if folder or location.startswith("/") else ".", opening.remote)
+    return _open_shards(fs, pattern, opening, display_name)
 
 
-def _open_folder(
-    fs: FileSystem,
-    location: str,
-    remote: RemoteOptions | None,
-    labels: LabelChoice,
-    outer: tuple[OuterFolder, ...] = (),
-) -> Source:
+def _open_shards(fs: FileSystem, pattern: str, opening: Opening, display_name: str) -> Source:
+    """Open tar shards: of images, or of records if a field was named or there is no image."""
+    labels = _without_key(opening.labels, display_name)
+    try:
+        if not opening.records.field:
+            return open_tar_shards(fs, pattern, opening.remote, labels=labels)
+    except NoImagesError:
+        files = TarFiles(fs, shard_sizes(fs, pattern))
+        if not has_record_files(files.names, opening.records):
+            raise
+        return open_record_files(files, labels, opening.records)
+    return open_record_files(TarFiles(fs, shard_sizes(fs, pattern)), labels, opening.records)
+
+
+def _open_folder(fs: FileSystem, location: str, opening: Opening, outer: tuple[OuterFolder, ...] = ()) -> Source:
     """Open a folder, or the one around which it lies: the only folder of a folder without images is no class.
 
     outer: the folders that were opened before.
     """
+    labels = opening.labels
     try:
         listing = fs.list_dir()
     except UsageError:  # a server that does not list folders
         read_labels = _without_key(labels, fs.location)
-        source = open_from_index(fs, remote, labels=read_labels) if fs.is_remote else None
+        source = open_from_index(fs, opening.remote, labels=read_labels) if fs.is_remote else None
         if source is None:
             raise
         return source
@@ -139,7 +177,7 @@ def _open_folder(
     if DATASET_JSON in listing.files:
         return open_labelled_folder(fs, listing, labels=_without_key(labels, fs.location))
     if list_shards(listing):
-        source = open_tar_shards(fs, "*.tar", remote, labels=_without_key(labels, fs.location))
+        source = _open_shards(fs, "*.tar", opening, fs.location)
         tables = [name for name in listing.files if resembles_labels(name)]
         if labels and source.labels is None and tables:
             raise UsageError(
@@ -154,35 +192,61 @@ def _open_folder(
         (folder,) = listing.folders
         inner = _join_location(location, folder)
         level = OuterFolder(fs, listing, f"{folder}/")
-        source = _open_folder(open_location(inner, remote)[0], inner, remote, labels, (*outer, level))
+        source = _open_folder(open_location(inner, opening.remote)[0], inner, opening, (*outer, level))
         if ignored := listing.files.keys() - level.used:
             note = f"ignored files beside {printable(folder)} ({len(ignored):,}): "
             source.notes = (*source.notes, note + format_extensions(ignored))
         return source
-    return open_image_folder(fs, listing, labels=labels, outer=outer)
+    try:
+        if not opening.records.field:
+            return open_image_folder(fs, listing, labels=labels, outer=outer)
+    except NoImagesError:
+        files = FolderFiles(fs, walk_files(fs, listing))
+        if not has_record_files(files.names, opening.records):
+            raise
+        return open_record_files(files, labels, opening.records)
+    return open_record_files(FolderFiles(fs, walk_files(fs, listing)), labels, opening.records)
 
 
-def _open_file(
-    fs: FileSystem, name: str, remote: RemoteOptions | None, labels: LabelChoice, channels: int | None
-) -> Source:
+def _open_file(fs: FileSystem, name: str, opening: Opening) -> Source:
+    labels, channels = opening.labels, opening.channels
     suffix = Path(name).suffix.lower()
     path = fs.display_path(name)
     if suffix == ".npz":
+        if npz_records.holds_records(fs, name, opening.records):
+            return npz_records.read_npz_records(fs, name, labels=labels)
         return read_npz(fs, name, labels=labels, channels=channels)
     if suffix == ".npy":
         _without_key(labels, path)
         return read_npy(fs, name, channels=channels)
     if suffix == ".zip":
-        return open_zip(fs, name, labels=labels)
+        return _open_zip(fs, name, opening)
     if suffix in (".h5", ".hdf5"):
+        if hdf5_records.holds_records(fs, name, opening.records):
+            return hdf5_records.open_hdf5_records(fs, name, labels=labels)
         return open_hdf5(fs, name, labels=labels, channels=channels)
     if suffix == ".tar":
-        return open_tar_shards(fs, name, remote, labels=_without_key(labels, path))
+        return _open_shards(fs, name, opening, path)
+    if suffix in AUDIO_FORMATS:
+        raise UsageError(f"data: {path} is one audio file. Give its folder, {fs.location}")
     if suffix in IMAGE_FORMATS:
         raise UsageError(f"data: {path} is one image. Give its folder, {fs.location}")
     raise UsageError(
         f"data: {path} has {format_extensions([name])}, which is not a supported format. Give {SOURCE_FORMATS_HINT}"
     )
+
+
+def _open_zip(fs: FileSystem, name: str, opening: Opening) -> Source:
+    """Open a zip: of images, or of records if a field was named or there is no image."""
+    try:
+        if not opening.records.field:
+            return open_zip(fs, name, labels=opening.labels)
+    except NoImagesError:
+        files = ZipFiles(ZipArchive(fs, name))
+        if not has_record_files(files.names, opening.records):
+            raise
+        return open_record_files(files, opening.labels, opening.records)
+    return open_record_files(ZipFiles(ZipArchive(fs, name)), opening.labels, opening.records)
 
 
 def _without_key(labels: LabelChoice, location: str) -> bool:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Protocol
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -13,6 +13,14 @@ LabelChoice = bool | str  # whether labels are read, or the key (or column) that
 
 # An encoded image (a whole PNG, JPEG, ... file), or pixels [H, W] or [H, W, C], uint8 or of another type of number.
 Record = bytes | np.ndarray
+
+# A record of several arrays: a file that holds all of them, or a file or an array for each field.
+FieldRecord = Record | Mapping[str, bytes | np.ndarray]
+
+RowKey = tuple[
+    int, int, int, int
+]  # seed, lane, position and row in the lane: what the random numbers of a row come from
+Variation = bool | RowKey | None  # how a record is varied: an image is mirrored or not; others draw random numbers
 
 IMAGE_FORMATS = {
     ".png": "PNG",
@@ -79,6 +87,18 @@ class Source(Protocol):
         ...
 
 
+class RowDecoder(Protocol):
+    """Makes a row of a batch of a record. It is pickled and sent to decode processes."""
+
+    def decode(self, record: Any, out: np.ndarray, variation: Variation = None) -> None:
+        """Decode a record into `out` uint8, varied.
+
+        Raises:
+            DecodeError: it is damaged.
+        """
+        ...
+
+
 class MalformedDataset(UsageError):
     """A data set that training does not accept although its images can be read, for `paragan data inspect`.
 
@@ -90,6 +110,10 @@ class MalformedDataset(UsageError):
     def __init__(self, message: str, source: Source):
         super().__init__(message)
         self.source = source
+
+
+class NoImagesError(UsageError):
+    """A folder or an archive that can be read, and holds no image."""
 
 
 class DecodeError(Exception):

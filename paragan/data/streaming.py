@@ -1,27 +1,142 @@
-"""Images that are read and decoded when they are indexed.
+"""Records that are read and decoded when they are indexed.
 
-`Dataset.images` is an array or a `StreamingImages`, which is indexed like an array. The prefetch pipeline reads batches
-from it ahead of the training step.
+`Dataset.images` is an array, a `StreamingImages` or a `StreamingRecords` (`records`), which are indexed like an array.
+The prefetch pipeline reads batches from them ahead of the training step.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
-from typing import Any, overload
+import itertools
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from typing import Any, Self, overload
 
 import numpy as np
 
 from paragan.core.errors import RunError, UsageError
 from paragan.core.image_shape import ImageSize
 from paragan.data.bad_samples import BadSamples
-from paragan.data.decode import DecodeFailure, check_images_fit_memory, decode_into, measure_record, parallel_map
-from paragan.data.source import DecodeError, Record, Source
+from paragan.data.decode import DecodeFailure, ImageDecoder, check_images_fit_memory, measure_record, parallel_map
+from paragan.data.source import DecodeError, Record, RowDecoder, Source, Variation
 from paragan.data.storage.filesystem import SeekableSource
 from paragan.data.value_range import ImageValues, ValueRange, outside_range_message
 
 
-class StreamingImages:
+class StreamingRows(ABC):
+    """Records of a source, each decoded to a row of bytes.
+
+    decoder : makes a row of a record
+    rows    : [N] indices in the source; None for all
+
+    Args:
+        source: the records.
+        bad_samples: collects those that cannot be decoded, and chooses replacements.
+    """
+
+    decoder: RowDecoder
+
+    def __init__(self, source: Source, bad_samples: BadSamples):
+        self.source = source
+        self.bad_samples = bad_samples
+        self.rows: np.ndarray | None = None
+
+    @property
+    @abstractmethod
+    def dtype(self) -> np.dtype:
+        """Type of what indexing returns: uint8 for images, float32 for numbers."""
+
+    @property
+    @abstractmethod
+    def shape(self) -> tuple[int, ...]:
+        """Shape of what indexing returns, (N, H, W, C) or (N, ...)."""
+
+    @property
+    @abstractmethod
+    def row_shape(self) -> tuple[int, ...]:
+        """Shape of a decoded row, uint8."""
+
+    @abstractmethod
+    def __getitem__(self, index: Any) -> np.ndarray:
+        """Read rows: [n, ...] for an array of indices, a mask or a slice; [...] for a number."""
+
+    @abstractmethod
+    def fingerprint_parts(self) -> Iterable[bytes]:
+        """Yield what identifies the data and what is done to them, without decoding anything."""
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a decoded row."""
+        return int(np.prod(self.row_shape))
+
+    def subset(self, rows: np.ndarray) -> Self:
+        """Return the records `rows` [n] (indices) as another object of this class."""
+        selected = copy.copy(self)
+        selected.rows = rows if self.rows is None else self.rows[rows]
+        return selected
+
+    def __len__(self) -> int:
+        return len(self.source) if self.rows is None else len(self.rows)
+
+    @property
+    def seekable_source(self) -> SeekableSource | None:
+        """The source, if its records are byte ranges of files of this machine; else None."""
+        return self.source if self.source.is_local and isinstance(self.source, SeekableSource) else None
+
+    def read_record(self, index: int) -> Record:
+        """Read record `index`. On a `DecodeError`, `substitute` provides a row."""
+        return self.source.read(self.source_index(index))
+
+    def read_into(self, index: int, out: np.ndarray, variation: Variation = None) -> None:
+        """Read record `index`, or its replacement if it is bad, into `out`, a row."""
+        try:
+            self.decoder.decode(self.read_record(index), out, variation)
+        except DecodeError as error:
+            self.substitute(index, str(error), out, variation)
+
+    def read_rows(self, index: np.ndarray, variations: Sequence[Variation]) -> np.ndarray:
+        """Read records `index` [n], on all cores: [n, *row_shape] uint8.
+
+        Raises:
+            RunError: one cannot be read, or too many are bad.
+        """
+        out = np.empty((len(index), *self.row_shape), np.uint8)
+        results = parallel_map(len(index), lambda i: self.read_into(int(index[i]), out[i], variations[i]))
+        assert not any(isinstance(result, DecodeFailure) for result in results)
+        return out
+
+    def substitute(self, index: int, reason: str, out: np.ndarray, variation: Variation = None) -> None:
+        """Report record `index` as bad and read another one of its class into `out`, a row.
+
+        Args:
+            index: the record that cannot be decoded.
+            reason: why.
+            out: gets the replacement.
+            variation: how it is varied.
+
+        Raises:
+            RunError: too many records are bad, or all of this class.
+        """
+        bad_index = self.source_index(index)
+        self.bad_samples.report(bad_index, reason)
+        for other in self.bad_samples.replacements(bad_index):
+            try:
+                return self.decoder.decode(self.source.read(other), out, variation)
+            except DecodeError as error:
+                self.bad_samples.report(other, str(error))
+        raise RunError(f"{self.bad_samples.error_message()}; no {self.bad_samples.noun} of its class is good")
+
+    @overload
+    def source_index(self, index: int) -> int: ...
+    @overload
+    def source_index(self, index: np.ndarray) -> np.ndarray: ...
+    def source_index(self, index: int | np.ndarray) -> int | np.ndarray:
+        """Return the index in the source of record `index` (or of records [n])."""
+        source_index = index if self.rows is None else self.rows[index]
+        return source_index if isinstance(source_index, np.ndarray) else int(source_index)
+
+
+class StreamingImages(StreamingRows):
     """Images [N, H, W, C] uint8, indexed like an array; indexing reads and decodes them.
 
     Args:
@@ -42,89 +157,42 @@ class StreamingImages:
         channels: int,
         value_range: ValueRange | None = None,
     ):
-        self.source = source
-        self.bad_samples = bad_samples
+        super().__init__(source, bad_samples)
         self.size = size
         self.channels = channels
         self.value_range = value_range
-        self.rows: np.ndarray | None = None  # [N] indices in the source; None for all
-
-    def subset(self, rows: np.ndarray) -> StreamingImages:
-        """Return the images `rows` [n] (indices) as another StreamingImages."""
-        selected = copy.copy(self)
-        selected.rows = rows if self.rows is None else self.rows[rows]
-        return selected
-
-    def __len__(self) -> int:
-        return len(self.source) if self.rows is None else len(self.rows)
+        self.decoder = ImageDecoder(value_range)
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
         """(N, H, W, C)."""
-        return len(self), self.size.height, self.size.width, self.channels
+        return len(self), *self.row_shape
+
+    @property
+    def row_shape(self) -> tuple[int, int, int]:
+        """(H, W, C)."""
+        return self.size.height, self.size.width, self.channels
 
     @property
     def nbytes(self) -> int:
         """The memory that all of them would take."""
-        return len(self) * self.size.pixels * self.channels
+        return len(self) * self.row_bytes
 
     def __getitem__(self, index: Any) -> np.ndarray:
         """Read images: [n, H, W, C] for an array of indices, a mask or a slice; [H, W, C] for a number."""
         selected = np.arange(len(self))[index]
-        out = np.empty((np.size(selected), *self.shape[1:]), np.uint8)
         flat = np.atleast_1d(selected)
-        results = parallel_map(len(flat), lambda i: self.read_into(int(flat[i]), out[i]))
-        assert not any(isinstance(result, DecodeFailure) for result in results)
+        out = self.read_rows(flat, [False] * len(flat))
         return out if np.ndim(selected) else out[0]
 
-    @property
-    def seekable_source(self) -> SeekableSource | None:
-        """The source, if its records are byte ranges of files of this machine; else None."""
-        return self.source if self.source.is_local and isinstance(self.source, SeekableSource) else None
-
-    def read_record(self, index: int) -> Record:
-        """Read the record of image `index`. On a `DecodeError`, `substitute` provides pixels."""
-        return self.source.read(self.source_index(index))
-
-    def read_into(self, index: int, out: np.ndarray) -> None:
-        """Read image `index`, or its replacement if it is bad, into `out` [H, W, C]."""
-        try:
-            self.decode(self.read_record(index), out)
-        except DecodeError as error:
-            self.substitute(index, str(error), out)
+    def fingerprint_parts(self) -> Iterable[bytes]:
+        """Yield names, sizes, checksums and range, which decodes nothing."""
+        parts = self.source.fingerprint_parts()
+        return parts if self.value_range is None else itertools.chain(parts, [self.value_range.option.encode()])
 
     def decode(self, record: Record, out: np.ndarray) -> None:
         """Decode a record of the source into `out` [R, R, C]. Raises `DecodeError`."""
-        decode_into(record, out, self.value_range)
-
-    def substitute(self, index: int, reason: str, out: np.ndarray) -> None:
-        """Report image `index` as bad and read another image of its class into `out` [H, W, C].
-
-        Args:
-            index: the image that cannot be decoded.
-            reason: why.
-            out: gets the replacement.
-
-        Raises:
-            RunError: too many images are bad, or all of this class.
-        """
-        bad_index = self.source_index(index)
-        self.bad_samples.report(bad_index, reason)
-        for other in self.bad_samples.replacements(bad_index):
-            try:
-                return self.decode(self.source.read(other), out)
-            except DecodeError as error:
-                self.bad_samples.report(other, str(error))
-        raise RunError(f"{self.bad_samples.error_message()}; no image of its class is good")
-
-    @overload
-    def source_index(self, index: int) -> int: ...
-    @overload
-    def source_index(self, index: np.ndarray) -> np.ndarray: ...
-    def source_index(self, index: int | np.ndarray) -> int | np.ndarray:
-        """Return the index in the source of image `index` (or of images [n])."""
-        source_index = index if self.rows is None else self.rows[index]
-        return source_index if isinstance(source_index, np.ndarray) else int(source_index)
+        self.decoder.decode(record, out)
 
     def read_all(self) -> np.ndarray:
         """Read all images [N, H, W, C].

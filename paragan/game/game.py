@@ -6,7 +6,7 @@ against: the current opponent, or a stale one (stale_opponents.py, remote_oppone
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 
@@ -43,6 +43,7 @@ class Game:
     conditioning_input : what G gets in place of latents (for an autoencoder, the images); None: latents
     shape              : of one image or array of the data
     primary            : the field of G's output that D judges, if G returns a NamedTuple
+    field_shapes       : of data whose records have several arrays, the shape of each by name
     late_start         : when D starts
     shares_forward     : D judges the images of the pass that G's turn differentiates (shared_forward.py)
     uses_torch_rng     : a network draws from torch's own generator, which is then seeded before every pass
@@ -61,6 +62,7 @@ class Game:
     conditioning_input: ConditioningFn | None = None
     shape: tuple[int, ...] = ()
     primary: str = "images"
+    field_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict[str, tuple[int, ...]])
     late_start: LateStart = field(default_factory=LateStart)
     shares_forward: bool = False
     uses_torch_rng: bool = False
@@ -165,7 +167,8 @@ class Game:
         """Return a micro-batch of one lane, all zeros."""
         labels = None if self.labels is None else torch.zeros(per_lane, dtype=torch.int64, device=device)
         images = torch.zeros(per_lane, *self.shape, device=device)
-        return Batch(images, labels, LaneRng(0, 0, (0,), per_lane, device))
+        fields = {name: torch.zeros(per_lane, *shape, device=device) for name, shape in self.field_shapes.items()}
+        return Batch(images, labels, LaneRng(0, 0, (0,), per_lane, device), fields=fields)
 
     def _seed_torch(self, micro_batch: Batch, turn: str) -> None:
         if self.uses_torch_rng:

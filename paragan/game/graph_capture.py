@@ -108,6 +108,8 @@ class CapturedPass:
         self.micro_batch.images.copy_(micro_batch.images, non_blocking=True)
         if self.micro_batch.labels is not None and micro_batch.labels is not None:
             self.micro_batch.labels.copy_(micro_batch.labels, non_blocking=True)
+        for name, values in self.micro_batch.fields.items():
+            values.copy_(micro_batch.fields[name], non_blocking=True)
         self.rng.refresh(micro_batch.rng)
 
 
@@ -134,7 +136,9 @@ class GraphRecorder:
         if key not in self.captured_passes:
             rng = StagedRng(**{f.name: getattr(micro_batch.rng, f.name) for f in dataclasses.fields(LaneRng)})
             labels = None if micro_batch.labels is None else micro_batch.labels.clone()
-            staged = dataclasses.replace(micro_batch, images=micro_batch.images.clone(), labels=labels, rng=rng)
+            fields = {name: values.clone() for name, values in micro_batch.fields.items()}
+            images = micro_batch.images.clone()
+            staged = dataclasses.replace(micro_batch, images=images, labels=labels, rng=rng, fields=fields)
             self.captured_passes[key] = CapturedPass(staged, rng)
         captured = self.captured_passes[key]
         captured.copy_inputs(micro_batch)

@@ -18,7 +18,7 @@ from paragan.core.host_copies import copy_to_device
 from paragan.core.rng import CPU, LaneRng, philox_generator
 from paragan.core.types import Batch, primary_array
 from paragan.data.dataset import Dataset
-from paragan.data.loader.device_transfer import to_model_input
+from paragan.data.loader.device_transfer import read_model_input
 from paragan.game.game import ConditioningFn
 
 MAX_CACHED_BYTES = 1 << 30  # of a per-label model: generators in memory
@@ -71,8 +71,9 @@ class DataSource:
         """Compute the input of one sample, so that its random numbers depend only on (seed, index)."""
         row = self.rows([index])
         labels = None if self.dataset.labels is None else torch.from_numpy(self.dataset.labels[row])
-        image = to_model_input(torch.from_numpy(self.dataset.images[row]), torch.contiguous_format)
-        return self.conditioning_input(Batch(image, labels, LaneRng(seed, index, (0,), 1)))
+        data = read_model_input(self.dataset.images, row)
+        rng = LaneRng(seed, index, (0,), 1)
+        return self.conditioning_input(Batch(data.images, labels, rng, fields=data.fields))
 
     def rows(self, indices: Sequence[int]) -> np.ndarray:
         """Return the indices of the images that these samples are made from, [n]."""

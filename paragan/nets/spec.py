@@ -1,6 +1,7 @@
 """The data that networks are built for, and which sizes of images networks of halvings can make."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from paragan.core.errors import UsageError
 from paragan.core.image_shape import ImageSize, Resolution, parse_resolution
@@ -17,12 +18,16 @@ class Spec:
     channels    : of the images; 0 for arrays
     classes     : number of classes; 0: unconditional
     array_shape : shape of a record, for arrays of numbers that are no images
+    fields      : of records of several arrays, the shape of each by name
+    main_field  : the name of the one that D judges, whose shape is `shape`; "" for other data
     """
 
     resolution: Resolution
     channels: int
     classes: int = 0
     array_shape: tuple[int, ...] = ()
+    fields: Mapping[str, tuple[int, ...]] = field(default_factory=dict[str, tuple[int, ...]], hash=False)
+    main_field: str = ""
 
     def __post_init__(self):
         object.__setattr__(self, "resolution", parse_resolution(self.resolution))

@@ -88,6 +88,9 @@ def largest_stage(run: Run) -> Run:
 
 def blank_dataset(dataset: Any) -> Any:
     """Return a dataset of the same image shape and classes with one blank image, so that no image is read."""
-    images = np.broadcast_to(np.zeros((), dataset.images.dtype), (1, *dataset.images.shape[1:]))
+    if dataset.fields:
+        images = dataset.images.blank()
+    else:
+        images = np.broadcast_to(np.zeros((), dataset.images.dtype), (1, *dataset.images.shape[1:]))
     labels = None if dataset.labels is None else dataset.labels[:1]
     return dataclasses.replace(dataset, images=images, labels=labels)

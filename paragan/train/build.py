@@ -287,6 +287,8 @@ def build_game(run: Run, networks: Networks, dataset: Dataset, device: torch.dev
         shape=dataset.shape,
         late_start=LateStart(round(1000 * run.d.start_kimg), round(1000 * run.d.weight_warm_up_kimg)),
         uses_torch_rng=getattr(run.nets, "uses_torch_rng", False),
+        field_shapes=dataset.fields,
+        primary=dataset.main_field or "images",
     )
     if not networks.is_user_defined:
         _check_recorded_numbers(run.device, game)

@@ -15,7 +15,7 @@ from paragan.comm.process_group import as_comm_error
 from paragan.comm.world import World
 from paragan.config.run import Run
 from paragan.data.lanes import LaneLoader
-from paragan.data.streaming import StreamingImages
+from paragan.data.streaming import StreamingRows
 from paragan.strategies.base import Role
 
 PUBLISH_INTERVAL_S = 0.2
@@ -30,7 +30,7 @@ class DataReadiness:
     """
 
     def __init__(self, run: Run, world: World, role: Role, lanes: LaneLoader):
-        is_remote = isinstance(lanes.images, StreamingImages) and not lanes.images.source.is_local
+        is_remote = isinstance(lanes.images, StreamingRows) and not lanes.images.source.is_local
         self.is_active = is_remote and world.size > 1 and not world.is_elastic and role.main_has_all_players
         self.world = world
         self.lanes = lanes

@@ -34,6 +34,7 @@ from paragan.data.dataset import (
 )
 from paragan.data.decode import DecodeFailure, Header, parallel_map, read_header
 from paragan.data.formats.array import ArraySource
+from paragan.data.formats.record_source import RecordSource
 from paragan.data.open_source import open_checked_source
 from paragan.data.source import Source
 from paragan.data.storage.filesystem import printable, redact_url
@@ -224,12 +225,14 @@ def _open_content(
         content = from_arrays(content)
     if not isinstance(content, Dataset):
         source = open_checked_source(str(content), labels=with_labels)
+        if isinstance(source, RecordSource):
+            raise UsageError(f"data: {location} holds records of several arrays. Save one as `x` of an .npz")
     elif isinstance(content.images, StreamingImages):
         source = content.images.source
         rows = content.images.rows
         value_range = content.value_range or value_range
     else:
-        source = ArraySource(location, content.images)
+        source = ArraySource(location, content.images[:])
     labelled = content if isinstance(content, Dataset) else source
     if not with_labels:
         return OpenedImages(side, location, source, rows, None, (), value_range)

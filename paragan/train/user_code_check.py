@@ -22,7 +22,7 @@ from paragan.core.errors import UsageError
 from paragan.core.rng import LaneRng
 from paragan.core.types import Batch, Loss, run_discriminator
 from paragan.data.dataset import Dataset
-from paragan.data.loader.device_transfer import to_model_input
+from paragan.data.loader.device_transfer import read_model_input
 from paragan.game.game import Game
 from paragan.game.late_start import LateStart
 from paragan.game.player import Player
@@ -78,9 +78,9 @@ def _make_micro_batch(game: Game, dataset: Dataset, lanes: tuple[int, ...]) -> B
     per_lane = min(game.d_lane_batch, game.g_lane_batch, MAX_LANE_IMAGES)
     rows = np.arange(per_lane * len(lanes)) % len(dataset.images)
     device = game.g.flat.params.device
-    real = to_model_input(torch.from_numpy(dataset.images[rows]).to(device), torch.contiguous_format)
+    real = read_model_input(dataset.images, rows, device)
     labels = None if game.labels is None else torch.from_numpy(game.labels[rows]).to(device)
-    return Batch(real, labels, LaneRng(0, 0, lanes, per_lane, device))
+    return Batch(real.images, labels, LaneRng(0, 0, lanes, per_lane, device), fields=real.fields)
 
 
 @torch.no_grad()
@@ -379,10 +379,11 @@ def _split_lanes(micro_batch: Batch) -> list[Batch]:
     """Return one batch for each lane."""
     size = micro_batch.rng.per_lane
     labels = [None] * len(micro_batch.rng.lanes) if micro_batch.labels is None else micro_batch.labels.split(size)
-    return [
-        Batch(real, y, replace(micro_batch.rng, lanes=(lane,)))
-        for lane, real, y in zip(micro_batch.rng.lanes, micro_batch.images.split(size), labels)
-    ]
+    parts: list[Batch] = []
+    for number, (lane, real, y) in enumerate(zip(micro_batch.rng.lanes, micro_batch.images.split(size), labels)):
+        fields = {name: values.split(size)[number] for name, values in micro_batch.fields.items()}
+        parts.append(Batch(real, y, replace(micro_batch.rng, lanes=(lane,)), fields=fields))
+    return parts
 
 
 @contextlib.contextmanager

@@ -17,6 +17,7 @@ from advice import advises
 from paragan.config.resolve import load_dataset, resolve
 from paragan.core.errors import UsageError
 from paragan.data.dataset import DEEP_SAMPLE, load_data
+from paragan.data.decode import ImageDecoder
 from paragan.data.loader.decode_worker import DecodeWorker
 from paragan.data.loader.shared_memory import SharedArena
 from paragan.data.open_source import open_source
@@ -510,7 +511,7 @@ def test_processes_map_as_threads_do():
     arena = SharedArena()
     block = arena.allocate((3, SIDE, SIDE, 3))
     samples = [FILES["12-rgb.png"][0], COLOR_12, FILES["14-bit.png"][0]]
-    with DecodeWorker(arena, value_range=ValueRange(0, 4095, clips=False)) as worker:
+    with DecodeWorker(arena, decoder=ImageDecoder(ValueRange(0, 4095, clips=False))) as worker:
         reasons, _ = worker.decode(samples, [False] * 3, block, 0)
     assert reasons[:2] == [None, None]
     assert "holds values from 0 to 16383" in str(reasons[2])

@@ -145,28 +145,20 @@ def open_hdf5(fs: FileSystem, name: str, *, labels: LabelChoice = True, channels
     Raises:
         UsageError: it is not HDF5, is damaged, or holds arrays that do not fit.
     """
-    import h5py  # slow to import
-
     path = fs.display_path(name)
     stamp = FileStamp(fs, name)
-    opened = fs.open(name)
-    file_or_path: Any = opened
-    if fs.local_root is not None:
-        opened.close()  # it can be read; HDF5 is faster with a path
-        file_or_path = fs.local_root / name
-    with _reraise_as_usage_error(path):
-        file = h5py.File(file_or_path, "r", rdcc_nbytes=_CHUNK_CACHE_BYTES, locking=False)
+    file = open_file(fs, name)
     try:
         key, images = _find_images(file, path, fs.size(name), channels)
         channels_first = len(images.shape) == 4 and images.shape[3] not in (*PICTURE_CHANNELS, channels)
-        names = _read_classes(fs, name, file)
+        names = read_classes(fs, name, file)
         has_names = bool(names)
-        keys = _list_keys(file, path)
+        keys = list_keys(file, path)
         label_key = choose_label_key(keys - {key}, labels, path)
         numbers: np.ndarray | None = None
         notes: list[str] = []
         if label_key:
-            values = _read_labels(fs, name, file, label_key, images.shape[0])
+            values = read_labels(fs, name, file, label_key, images.shape[0])
             numbers, names = parse_label_array(values, label_key, path, names)
         if label_key not in (None, "labels"):
             notes.append(f"labels of key {label_key}")
@@ -183,7 +175,37 @@ def open_hdf5(fs: FileSystem, name: str, *, labels: LabelChoice = True, channels
         raise
 
 
-def _list_keys(file: Any, location: str) -> set[str]:
+def open_file(fs: FileSystem, name: str) -> Any:
+    """Open an HDF5 file with h5py.
+
+    Raises:
+        UsageError: it is not HDF5, or is damaged.
+    """
+    import h5py  # slow to import
+
+    opened = fs.open(name)
+    file_or_path: Any = opened
+    if fs.local_root is not None:
+        opened.close()  # it can be read; HDF5 is faster with a path
+        file_or_path = fs.local_root / name
+    with _reraise_as_usage_error(fs.display_path(name)):
+        return h5py.File(file_or_path, "r", rdcc_nbytes=_CHUNK_CACHE_BYTES, locking=False)
+
+
+def open_field(fs: FileSystem, name: str, file: Any, key: str) -> Hdf5Source:
+    """Return an array [N, ...] of numbers in an opened file, whose records are read one by one.
+
+    Raises:
+        UsageError: it is no such array, or is damaged.
+    """
+    path = fs.display_path(name)
+    dataset = _checked_dataset(file, path, key, fs.size(name))
+    if dataset.dtype.kind not in "uif" or not dataset.shape:
+        raise UsageError(f"data: {path}: {printable(key)} is {dataset.dtype}, expected numbers [N, ...]. Leave it out")
+    return Hdf5Source(FileStamp(fs, name), fs, name, dataset, False, None, (), ())
+
+
+def list_keys(file: Any, location: str) -> set[str]:
     with _reraise_as_usage_error(location):
         return {printable(key) for key in file}
 
@@ -223,7 +245,7 @@ def _checked_dataset(file: Any, location: str, key: str, size: int) -> Any:
 
 
 def _find_images(file: Any, location: str, size: int, channels: int | None) -> tuple[str, Any]:
-    keys = _list_keys(file, location)
+    keys = list_keys(file, location)
     key = next((key for key in _IMAGE_KEYS if key in keys), None)
     if key is None:
         raise UsageError(f"data: {location} has no imgs; found {_abbreviate_keys(keys)}; expected {EXPECTED_KEYS}")
@@ -251,12 +273,12 @@ def _find_images(file: Any, location: str, size: int, channels: int | None) -> t
     return key, images
 
 
-def _read_classes(fs: FileSystem, file_name: str, file: Any) -> tuple[str, ...]:
+def read_classes(fs: FileSystem, file_name: str, file: Any) -> tuple[str, ...]:
     """Return the names of the classes, if `classes` holds unique UTF-8 strings; else ()."""
     import h5py
 
     location = fs.display_path(file_name)
-    if "classes" not in _list_keys(file, location):
+    if "classes" not in list_keys(file, location):
         return ()
     dataset = _checked_dataset(file, location, "classes", fs.size(file_name))
     if len(dataset.shape) != 1:
@@ -311,7 +333,7 @@ def _read_heap(fs: FileSystem, file_name: str, address: int) -> dict[int, bytes]
     return objects
 
 
-def _read_labels(fs: FileSystem, file_name: str, file: Any, key: str, count: int) -> np.ndarray:
+def read_labels(fs: FileSystem, file_name: str, file: Any, key: str, count: int) -> np.ndarray:
     """Return the labels as they are stored; names as bytes."""
     import h5py
 

@@ -9,11 +9,10 @@ from typing import TypeVar
 
 import numpy as np
 
-from paragan.core.errors import UsageError
 from paragan.data.formats.class_labels import sort_class_names, to_nfc
 from paragan.data.formats.label_files import ImageFiles, is_label_table, read_label_files
 from paragan.data.formats.read_span import read_span
-from paragan.data.source import IMAGE_FORMATS, DecodeError, LabelChoice, MalformedDataset
+from paragan.data.source import IMAGE_FORMATS, DecodeError, LabelChoice, MalformedDataset, NoImagesError
 from paragan.data.storage.filesystem import ByteRange, DirListing, FileSystem, abbreviate, printable
 
 REMOTE_THREADS = 32
@@ -123,7 +122,7 @@ def open_image_folder(
     strays = _image_files(listing)
     if not listing.folders:
         if not strays:
-            raise UsageError(_no_images_message(fs.location, list(listing.files)))
+            raise NoImagesError(_no_images_message(fs.location, list(listing.files)))
         source = ImageFolderSource(fs, list(strays), None, (), (), list(strays.values()))
         return _with_label_files(source, list(listing.files), [], labels, outer)
     with ThreadPoolExecutor(REMOTE_THREADS if fs.is_remote else 1) as pool:
@@ -144,7 +143,7 @@ def open_image_folder(
     counts = [len(images) for images in sizes_by_class.values()]
     numbers = np.repeat(np.arange(len(counts)), counts)  # [N] int64
     if not len(numbers):
-        raise UsageError(empty_message)
+        raise NoImagesError(empty_message)
     sizes = {name: images[name] for images in sizes_by_class.values() for name in sorted(images, key=to_nfc)}
     classes = tuple(printable(name) or NO_CLASS for name in sizes_by_class)
     source = ImageFolderSource(

@@ -49,7 +49,7 @@ _CORRUPTION_ERRORS = (
 
 
 @dataclass(frozen=True)
-class _ArrayHeader:
+class ArrayHeader:
     """The header of an array in the archive.
 
     data_offset : bytes of the member before the data
@@ -109,7 +109,7 @@ def read_npz(
     """
     path = fs.display_path(name)
     stamp = FileStamp(fs, name)
-    with _open_archive(fs, name) as archive:
+    with open_archive(fs, name) as archive:
         keys = _list_keys(archive, path)
         label_key = choose_label_key(keys, labels, path)
         if labels and "classes" not in keys:
@@ -122,8 +122,8 @@ def read_npz(
         numbers: np.ndarray | None = None
         classes: tuple[str, ...] = ()
         if label_key is not None:
-            classes = _read_classes(archive, path) if "classes" in keys else ()
-            values = _read_labels(archive, path, label_key, len(images))
+            classes = read_classes(archive, path) if "classes" in keys else ()
+            values = read_labels(archive, path, label_key, len(images))
             numbers, classes = parse_label_array(values, label_key, path, classes)
     ignored = _ignored_keys(keys, label_key)
     notes = (f"ignored keys: {abbreviate(ignored, 10)}",) if ignored else ()
@@ -189,7 +189,7 @@ def _read_images(
     archive: zipfile.ZipFile, location: str, fs: FileSystem, name: str, channels: int | None
 ) -> tuple[np.ndarray, bytes]:
     """Return images [N, H, W, C] or [N, H, W]; and their fingerprint if they are uint8 and mapped."""
-    header = _read_header(archive, location, "images")
+    header = read_header(archive, location, "images")
     shape = header.shape
     dtype = header.dtype
     if dtype.kind not in "uifb":
@@ -204,29 +204,29 @@ def _read_images(
         and header.nbytes >= MIN_MMAP_BYTES
         and not header.fortran_order
     ):
-        member_offset = _member_data_offset(fs, name, info)
+        member_offset = member_data_offset(fs, name, info)
         offset = member_offset + header.data_offset
         if offset + header.nbytes <= min(fs.size(name), member_offset + info.file_size):
             mapped = np.memmap(fs.local_root / name, np.uint8, "r", offset, shape)
             return mapped.reshape(*shape[:3], -1), f"images {shape} {info.CRC}".encode()
-    _check_array_fits_memory(header, location, "images")
-    return _read_array(archive, location, "images"), b""
+    check_array_fits_memory(header, location, "images")
+    return read_array(archive, location, "images"), b""
 
 
 def _read_x(archive: zipfile.ZipFile, location: str) -> np.ndarray:
-    _check_array_fits_memory(_read_header(archive, location, "x"), location, "x")
-    return to_float32(_read_array(archive, location, "x"), location)
+    check_array_fits_memory(read_header(archive, location, "x"), location, "x")
+    return to_float32(read_array(archive, location, "x"), location)
 
 
-def _member_data_offset(fs: FileSystem, name: str, info: zipfile.ZipInfo) -> int:
+def member_data_offset(fs: FileSystem, name: str, info: zipfile.ZipInfo) -> int:
     """Return where the data of a zip member starts: after its local header, which has two lengths at byte 26."""
     lengths = struct.unpack("<HH", fs.read(name, info.header_offset + 26, 4))
     return info.header_offset + 30 + sum(lengths)
 
 
-def _read_labels(archive: zipfile.ZipFile, location: str, key: str, count: int) -> np.ndarray:
+def read_labels(archive: zipfile.ZipFile, location: str, key: str, count: int) -> np.ndarray:
     """Return the labels as they are stored."""
-    header = _read_header(archive, location, key)
+    header = read_header(archive, location, key)
     if header.dtype.kind == "O":
         name = printable(key)
         raise UsageError(
@@ -234,12 +234,12 @@ def _read_labels(archive: zipfile.ZipFile, location: str, key: str, count: int) 
             f"dtype=str), numbers as np.array({name}, dtype=int), or use --data.labels=false"
         )
     check_label_shape(header.shape, key, location, count)
-    _check_array_fits_memory(header, location, key)
-    return _read_array(archive, location, key)
+    check_array_fits_memory(header, location, key)
+    return read_array(archive, location, key)
 
 
-def _read_classes(archive: zipfile.ZipFile, location: str) -> tuple[str, ...]:
-    header = _read_header(archive, location, "classes")
+def read_classes(archive: zipfile.ZipFile, location: str) -> tuple[str, ...]:
+    header = read_header(archive, location, "classes")
     shape = header.shape
     dtype = header.dtype
     if dtype.kind != "U" or len(shape) != 1 or not shape[0]:
@@ -247,8 +247,8 @@ def _read_classes(archive: zipfile.ZipFile, location: str) -> tuple[str, ...]:
             f"data: {location}: classes are {dtype} {list(shape)}, expected one name a class: "
             "np.array(names, dtype=str)"
         )
-    _check_array_fits_memory(header, location, "classes")
-    names = tuple(str(name) for name in _read_array(archive, location, "classes"))
+    check_array_fits_memory(header, location, "classes")
+    names = tuple(str(name) for name in read_array(archive, location, "classes"))
     most_common, count = Counter(names).most_common(1)[0]
     if count > 1:
         name = printable(repr(most_common)[:80])
@@ -262,32 +262,32 @@ def _conversion_hint(dtype: np.dtype) -> str:
     return "save them as uint8 or another type of number"
 
 
-def _read_header(archive: zipfile.ZipFile, location: str, key: str) -> _ArrayHeader:
-    with _reraise_as_usage_error(location), archive.open(f"{key}.npy") as file:
+def read_header(archive: zipfile.ZipFile, location: str, key: str) -> ArrayHeader:
+    with reraise_as_usage_error(location), archive.open(f"{key}.npy") as file:
         version = np.lib.format.read_magic(file)
         parse = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         shape, fortran_order, dtype = parse(file)
         if any(side < 0 for side in shape):
             raise ValueError(f"{key} are {list(shape)}")
-        return _ArrayHeader(shape, dtype, fortran_order, file.tell())
+        return ArrayHeader(shape, dtype, fortran_order, file.tell())
 
 
-def _check_array_fits_memory(header: _ArrayHeader, location: str, key: str) -> None:
+def check_array_fits_memory(header: ArrayHeader, location: str, key: str) -> None:
     check_fits_memory(header.nbytes, f"{location}: {key} {list(header.shape)}", "store smaller or fewer images")
 
 
-def _read_array(archive: zipfile.ZipFile, location: str, key: str) -> np.ndarray:
-    with _reraise_as_usage_error(location), archive.open(f"{key}.npy") as file:
+def read_array(archive: zipfile.ZipFile, location: str, key: str) -> np.ndarray:
+    with reraise_as_usage_error(location), archive.open(f"{key}.npy") as file:
         return np.lib.format.read_array(file, allow_pickle=False)
 
 
 @contextmanager
-def _open_archive(fs: FileSystem, name: str) -> Iterator[zipfile.ZipFile]:
+def open_archive(fs: FileSystem, name: str) -> Iterator[zipfile.ZipFile]:
     path = fs.display_path(name)
     if fs.is_remote:
         check_fits_memory(fs.size(name), path, "copy it to this machine")
     with io.BytesIO(fs.read(name)) if fs.is_remote else fs.open(name) as file:
-        with _reraise_as_usage_error(path):
+        with reraise_as_usage_error(path):
             archive = zipfile.ZipFile(file)
         with archive:
             _name_positional_arrays(archive, path)
@@ -299,12 +299,12 @@ def _name_positional_arrays(archive: zipfile.ZipFile, location: str) -> None:
     infos = archive.NameToInfo
     if "arr_0.npy" not in infos or not infos.keys().isdisjoint({"images.npy", "x.npy"}):
         return
-    images = _read_header(archive, location, "arr_0")
+    images = read_header(archive, location, "arr_0")
     if images.dtype != np.uint8 or len(images.shape) not in (3, 4):
         return
     names = {"arr_0.npy": "images.npy"}
     if "arr_1.npy" in infos and "labels.npy" not in infos:
-        labels = _read_header(archive, location, "arr_1")
+        labels = read_header(archive, location, "arr_1")
         if labels.dtype.kind in "iu" and labels.shape == images.shape[:1]:
             names["arr_1.npy"] = "labels.npy"
     for old, new in names.items():
@@ -313,7 +313,7 @@ def _name_positional_arrays(archive: zipfile.ZipFile, location: str) -> None:
 
 
 @contextmanager
-def _reraise_as_usage_error(location: str) -> Iterator[None]:
+def reraise_as_usage_error(location: str) -> Iterator[None]:
     """Raise UsageError for everything that zipfile and NumPy raise on damaged files."""
     try:
         with warnings.catch_warnings():

@@ -28,7 +28,7 @@ from paragan.data.formats.sample_label import (
     unreadable_label_message,
 )
 from paragan.data.formats.tar_reader import SequentialReader, TarMember, iter_members
-from paragan.data.source import IMAGE_FORMATS, DecodeError
+from paragan.data.source import IMAGE_FORMATS, DecodeError, NoImagesError
 from paragan.data.storage.filesystem import FileSystem, abbreviate, format_error, is_litter, printable
 
 NO_LABEL = -(2**63)  # the label of an image without label
@@ -172,7 +172,7 @@ def build_index(
             log(f"{number + 1:,} of {len(shards):,} shards read, {len(build.samples):,} images")
     samples = build.samples
     if not samples:
-        raise UsageError(
+        raise NoImagesError(
             f"data: {fs.location}: no image in {_abbreviate(shards)}: put {', '.join(IMAGE_FORMATS)} into them"
         )
     numbers, label_names = build.number_labels()

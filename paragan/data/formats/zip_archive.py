@@ -27,7 +27,7 @@ from paragan.data.formats.dataset_json import (
 from paragan.data.formats.image_folder import format_extensions, map_reads
 from paragan.data.formats.label_files import ImageFiles, read_label_files
 from paragan.data.formats.read_span import max_record_bytes, read_span, too_long_message
-from paragan.data.source import IMAGE_FORMATS, DecodeError, LabelChoice
+from paragan.data.source import IMAGE_FORMATS, DecodeError, LabelChoice, NoImagesError
 from paragan.data.storage.filesystem import FileSystem, format_error, is_litter, printable
 
 # The local header of a member: [0] is the signature, [9] and [10] are the lengths of name and extra field.
@@ -206,7 +206,7 @@ def open_zip(fs: FileSystem, name: str, *, labels: LabelChoice = True) -> ZipSou
         found = f"only {format_extensions(visible)}" if visible else "only hidden files and those of desktops"
         if not archive.members:
             found = "it is empty"
-        raise UsageError(f"data: {archive.location} holds no image, {found}: put {', '.join(IMAGE_FORMATS)} into it")
+        raise NoImagesError(f"data: {archive.location} holds no image, {found}: put {', '.join(IMAGE_FORMATS)} into it")
     names = [member.name for member in images]
     for first, second in itertools.pairwise(names):
         if first == second:

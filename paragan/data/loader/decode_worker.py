@@ -1,7 +1,7 @@
-"""Processes that decode images.
+"""Processes that decode records, such as images.
 
     with DecodeWorker(arena, root) as worker:
-        reasons, cost = worker.decode(samples, mirrored, block, 0)     # block: of the arena, [N, H, W, C] uint8
+        reasons, cost = worker.decode(samples, variations, block, 0)     # block: of the arena, [N, H, W, C] uint8
 
 A process has an interpreter of its own, so neither the training loop nor other workers wait for its lock. Encoded
 images, or the byte ranges where they lie, go to it through a socket; pixels come back through shared memory. It is
@@ -30,15 +30,14 @@ from pathlib import Path
 import numpy as np
 
 from paragan.core.errors import RunError
-from paragan.data.decode import decode_into, pixels_limit, set_pixels_limit
+from paragan.data.decode import ImageDecoder, pixels_limit, set_pixels_limit
 from paragan.data.formats.read_span import read_span
 from paragan.data.loader.shared_memory import AttachedArena, MemoryBlock, SharedArena
-from paragan.data.source import DecodeError, Record
+from paragan.data.source import DecodeError, FieldRecord, RowDecoder, Variation
 from paragan.data.storage.filesystem import ByteRange, format_error
 from paragan.data.storage.local import LocalFileSystem
-from paragan.data.value_range import ValueRange
 
-EncodedSample = Record | ByteRange | DecodeError  # an image before it is decoded, or why it cannot be read
+EncodedSample = FieldRecord | ByteRange | DecodeError  # an image before it is decoded, or why it cannot be read
 START_TIMEOUT_S = 120.0
 REPLY_TIMEOUT_S = 60.0  # and another second for each image
 EXIT_TIMEOUT_S = 5.0
@@ -74,13 +73,13 @@ class DecodeWorker:
     Args:
         arena: where pixels go.
         folder: of the files that byte ranges refer to.
-        value_range: the values that become 0 and 255; None for 8-bit images.
+        decoder: decodes a record.
     """
 
-    def __init__(self, arena: SharedArena, folder: Path | None = None, value_range: ValueRange | None = None):
+    def __init__(self, arena: SharedArena, folder: Path | None = None, decoder: RowDecoder | None = None):
         self._arena = arena
         self._folder = folder
-        self._value_range = value_range
+        self._decoder = decoder or ImageDecoder()
         self._child: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> DecodeWorker:
@@ -91,14 +90,14 @@ class DecodeWorker:
             self._stop(self._child)
 
     def decode(
-        self, samples: Sequence[EncodedSample], mirrored: Sequence[bool], block: MemoryBlock, start_row: int
+        self, samples: Sequence[EncodedSample], variations: Sequence[Variation], block: MemoryBlock, start_row: int
     ) -> DecodeResult:
         """Decode images in the process, into the rows of `block` from `start_row` on.
 
         Args:
             samples: [n] images.
-            mirrored: [n] whether to flip each from left to right.
-            block: [N, H, W, C] uint8, of the arena.
+            variations: [n] how each is varied.
+            block: [N, ...] uint8, of the arena.
             start_row: first row that is written.
 
         Returns:
@@ -111,27 +110,29 @@ class DecodeWorker:
         shape = block.array.shape[1:]
         offset = block.offset + start_row * image_bytes
         try:
-            return self._request(samples, mirrored, offset, shape)
+            return self._request(samples, variations, offset, shape)
         except WorkerCrashed:
             offsets = itertools.count(offset, image_bytes)
-            reasons = [self._decode_single(*image, shape) for image in zip(samples, mirrored, offsets)]
+            reasons = [self._decode_single(*image, shape) for image in zip(samples, variations, offsets)]
             return reasons, DecodeCost()
 
-    def _decode_single(self, sample: EncodedSample, flip: bool, offset: int, shape: tuple[int, ...]) -> str | None:
+    def _decode_single(
+        self, sample: EncodedSample, variation: Variation, offset: int, shape: tuple[int, ...]
+    ) -> str | None:
         try:
-            reasons, _ = self._request([sample], [flip], offset, shape)
+            reasons, _ = self._request([sample], [variation], offset, shape)
             return reasons[0]
         except WorkerCrashed as crash:
             return f"decoder crashed on this image ({crash})"
 
     def _request(
-        self, samples: Sequence[EncodedSample], mirrored: Sequence[bool], offset: int, shape: tuple[int, ...]
+        self, samples: Sequence[EncodedSample], variations: Sequence[Variation], offset: int, shape: tuple[int, ...]
     ) -> DecodeResult:
         """Send a request; repeat it after a pause if the process was killed from outside."""
         for delay_s in RETRY_DELAYS_S:
             child = self._child = self._child or self._start_worker()
             with suppress(EOFError, OSError):
-                self._pipe.send((samples, mirrored, offset, shape, self._value_range))
+                self._pipe.send((samples, variations, offset, shape, self._decoder))
                 if self._pipe.poll(REPLY_TIMEOUT_S + len(samples)):
                     reply: DecodeResult | str = self._pipe.recv()
                     if isinstance(reply, str):
@@ -205,10 +206,10 @@ def serve(pipe_fd: int, memory_fd: int, folder: str, max_pixels: int | None) -> 
     with suppress(EOFError, OSError):
         owner.send("ready")
         while True:
-            samples, mirrored, offset, shape, value_range = owner.recv()
+            samples, variations, offset, shape, decoder = owner.recv()
             out = arena.view(offset, (len(samples), *shape))
             try:
-                owner.send(decode_batch(samples, mirrored, out, fs, value_range))
+                owner.send(decode_batch(samples, variations, out, decoder, fs))
             except RunError as error:
                 owner.send(str(error))
 
@@ -221,19 +222,19 @@ def _exit_with_parent() -> None:
 
 def decode_batch(
     samples: Sequence[EncodedSample],
-    mirrored: Sequence[bool],
+    variations: Sequence[Variation],
     out: np.ndarray,
+    decoder: RowDecoder,
     fs: LocalFileSystem | None = None,
-    value_range: ValueRange | None = None,
 ) -> DecodeResult:
-    """Decode images into `out`.
+    """Decode records into `out`.
 
     Args:
         samples: [n] images.
-        mirrored: [n] whether to flip each from left to right.
-        out: [n, H, W, C] uint8.
+        variations: [n] how each is varied.
+        out: [n, ...] uint8.
+        decoder: decodes one.
         fs: folder of the files that byte ranges refer to.
-        value_range: the values that become 0 and 255; None for 8-bit images.
 
     Returns:
         Why each image could not be decoded, or None; and the time spent.
@@ -241,7 +242,7 @@ def decode_batch(
     reasons: list[str | None] = []
     cost = DecodeCost()
     start_cpu_s = time.thread_time()
-    for sample, flip, image in zip(samples, mirrored, out):
+    for sample, variation, row in zip(samples, variations, out):
         try:
             if isinstance(sample, tuple) and fs:
                 start_s = time.perf_counter()
@@ -250,19 +251,12 @@ def decode_batch(
             if isinstance(sample, DecodeError):
                 raise sample
             assert not isinstance(sample, tuple)
-            decode_into(sample, image, value_range)
-            if flip:
-                mirror(image)
+            decoder.decode(sample, row, variation)
             reasons.append(None)
         except DecodeError as error:
             reasons.append(str(error))
     cost.cpu_s = time.thread_time() - start_cpu_s
     return reasons, cost
-
-
-def mirror(image: np.ndarray) -> None:
-    """Flip an image [H, W, C] from left to right, in place."""
-    image[:] = image[:, ::-1].copy()
 
 
 def _describe_exit(status: int) -> str:

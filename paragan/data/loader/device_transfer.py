@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -13,6 +14,24 @@ from torch import Tensor
 from paragan.core.devices import backend_of
 from paragan.core.rng import CPU
 from paragan.data.loader.prefetch import PrefetchPipeline
+from paragan.data.records.layout import INT16_SCALE, RecordLayout
+from paragan.data.records.streaming_records import StreamingRecords
+from paragan.data.streaming import StreamingRows
+
+
+class ModelInput(NamedTuple):
+    """The data of a batch as networks get it.
+
+    images : [N, C, H, W] float32 in [-1, 1], or [N, ...]: what D judges
+    fields : all arrays of records of several arrays, by name; empty for others
+    """
+
+    images: Tensor
+    fields: Mapping[str, Tensor]
+
+    def to(self, device: torch.device) -> ModelInput:
+        """Return the data on a device."""
+        return ModelInput(self.images.to(device), {name: field.to(device) for name, field in self.fields.items()})
 
 
 def to_model_input(pixels: Tensor, memory_format: torch.memory_format) -> Tensor:
@@ -26,6 +45,31 @@ def to_model_input(pixels: Tensor, memory_format: torch.memory_format) -> Tensor
     return x.float().div_(127.5).sub_(1)
 
 
+def records_to_model_input(rows: Tensor, layout: RecordLayout, memory_format: torch.memory_format) -> ModelInput:
+    """Convert rows [N, bytes] uint8 of records to tensors, which share no memory with the rows.
+
+    Images become [N, C, H, W] float32 in [-1, 1], int16 float32 in [-1, 1), float16 float32.
+    """
+    fields: dict[str, Tensor] = {}
+    for field, offset in zip(layout.fields, layout.offsets):
+        dtype = torch.from_numpy(np.empty(0, field.dtype)).dtype
+        stored = rows[:, offset : offset + field.nbytes].view(dtype).reshape(len(rows), *field.shape)
+        if field.is_image:
+            fields[field.name] = to_model_input(stored, memory_format)
+            continue
+        values = stored.to(torch.float32, copy=True)
+        fields[field.name] = values.div_(INT16_SCALE) if field.dtype == np.int16 else values
+    return ModelInput(fields[layout.main], fields)
+
+
+def read_model_input(data: np.ndarray | StreamingRows, rows: np.ndarray, device: torch.device = CPU) -> ModelInput:
+    """Read records `rows` [N] of a data set now, as networks get them, varied by nothing but the records themselves."""
+    if isinstance(data, StreamingRecords):
+        stored = torch.from_numpy(data.read_rows(rows, data.evaluation_keys(rows)))
+        return records_to_model_input(stored, data.layout, torch.contiguous_format).to(device)
+    return ModelInput(to_model_input(torch.from_numpy(data[rows]).to(device), torch.contiguous_format), {})
+
+
 class HostTransfer:
     """For devices without streams: a thread converts the next batch while the step computes, if it is ready."""
 
@@ -34,10 +78,10 @@ class HostTransfer:
         self.memory_format = memory_format
         self.device = device
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="paragan data")
-        self._next: Future[Tensor] | None = None
+        self._next: Future[ModelInput] | None = None
 
-    def next_batch(self) -> Tensor:
-        """Return the next batch, [N, C, H, W] float32 in [-1, 1]."""
+    def next_batch(self) -> ModelInput:
+        """Return the next batch."""
         batch = self._next.result() if self._next else self._convert_next()
         self._next = self._thread.submit(self._convert_next) if self.pipeline.is_ready else None
         return batch
@@ -50,12 +94,16 @@ class HostTransfer:
         """Wait for the thread."""
         self._thread.shutdown()
 
-    def _convert_next(self) -> Tensor:
+    def _convert_next(self) -> ModelInput:
         """Convert by NumPy, to the bits of `to_model_input`: one cache-friendly pass, and no threads of its own."""
-        x = np.divide(self.pipeline.next_batch(), np.float32(127.5))
+        rows = self.pipeline.next_batch()
+        if isinstance(self.pipeline.images, StreamingRecords):
+            layout = self.pipeline.images.layout
+            return records_to_model_input(torch.from_numpy(rows), layout, self.memory_format).to(self.device)
+        x = np.divide(rows, np.float32(127.5))
         x -= np.float32(1)
         batch = torch.from_numpy(x).permute(0, 3, 1, 2).contiguous(memory_format=self.memory_format)
-        return batch.to(self.device)
+        return ModelInput(batch.to(self.device), {})
 
 
 @dataclass
@@ -89,14 +137,17 @@ class StreamTransfer:
         self._next: _Buffer | None = None
         self._last_copied: Any = None
 
-    def next_batch(self) -> Tensor:
-        """Return the next batch, [N, C, H, W] float32 in [-1, 1]."""
+    def next_batch(self) -> ModelInput:
+        """Return the next batch."""
         buffer = self._next or self._start_copy()
         compute_stream = self._module.current_stream(self.device)
         compute_stream.wait_event(buffer.copied)
-        batch = to_model_input(buffer.pixels, self.memory_format)
-        if batch.data_ptr() == buffer.pixels.data_ptr():
-            batch = batch.clone()
+        if isinstance(self.pipeline.images, StreamingRecords):
+            batch = records_to_model_input(buffer.pixels, self.pipeline.images.layout, self.memory_format)
+        else:
+            images = to_model_input(buffer.pixels, self.memory_format)
+            is_shared = images.data_ptr() == buffer.pixels.data_ptr()
+            batch = ModelInput(images.clone() if is_shared else images, {})
         buffer.converted = compute_stream.record_event()
         self._next = self._start_copy() if self.pipeline.is_ready else None
         return batch

@@ -24,7 +24,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal
 
@@ -34,11 +34,11 @@ from pydantic import Field
 from paragan.core.errors import RunError, UsageError
 from paragan.core.schema import config_class
 from paragan.data.loader.autotune import WINDOW_S, PipelineKnobs, TunerState, WindowStats, tune, workers_to_saturate
-from paragan.data.loader.decode_worker import DecodeCost, DecodeWorker, EncodedSample, decode_batch, mirror
+from paragan.data.loader.decode_worker import DecodeCost, DecodeWorker, EncodedSample, decode_batch
 from paragan.data.loader.memory_budget import CHUNK_IMAGES, MemoryBudget
 from paragan.data.loader.shared_memory import SPARE_BLOCKS, MemoryBlock, SharedArena
-from paragan.data.source import DecodeError
-from paragan.data.streaming import StreamingImages
+from paragan.data.source import DecodeError, RowKey, Variation
+from paragan.data.streaming import StreamingRows
 
 Count = Annotated[int, Field(ge=0)]
 LOCAL_CHUNK_IMAGES = 64  # local images that are decoded together, if their pixels fit CHUNK_BYTES
@@ -73,10 +73,18 @@ class BatchIndices:
 
     index : [N] indices of the images
     flip  : [N] bool, which of them are mirrored; None for none
+    keys  : [N] of the random numbers of records that are cut or transformed; None for images
     """
 
     index: np.ndarray
     flip: np.ndarray | None = None
+    keys: Sequence[RowKey] | None = None
+
+    def variations(self, rows: slice) -> Sequence[Variation]:
+        """Return how some rows are varied."""
+        if self.keys is not None:
+            return self.keys[rows]
+        return [False] * len(self.index[rows]) if self.flip is None else self.flip[rows].tolist()
 
 
 @dataclass(eq=False)
@@ -150,7 +158,7 @@ class PrefetchPipeline:
 
     def __init__(
         self,
-        images: StreamingImages,
+        images: StreamingRows,
         batch_sampler: Iterator[BatchIndices],
         prefetch: PrefetchOptions | None = None,
         *,
@@ -165,7 +173,7 @@ class PrefetchPipeline:
         self.memory_budget = MemoryBudget(int(prefetch.memory_gb * 2**30))
         self._seekable_source = images.seekable_source
         self._is_encoded = False  # whether records are encoded images, as far as is known
-        is_small = LOCAL_CHUNK_IMAGES * images.size.pixels * images.channels <= CHUNK_BYTES
+        is_small = LOCAL_CHUNK_IMAGES * images.row_bytes <= CHUNK_BYTES
         self._chunk_images = LOCAL_CHUNK_IMAGES if self.is_local and is_small else CHUNK_IMAGES
         self._next_selection = next(batch_sampler)
         batch_bytes = self._batch_bytes(self._next_selection)
@@ -303,7 +311,7 @@ class PrefetchPipeline:
     # Starting batches: on the thread of the step ------------------------------------------------------------
 
     def _batch_bytes(self, selection: BatchIndices) -> int:
-        return len(selection.index) * self.images.size.pixels * self.images.channels
+        return len(selection.index) * self.images.row_bytes
 
     def _start_batches(self) -> None:
         """Start as many batches as the tuner and the memory limit allow, at least one."""
@@ -314,7 +322,7 @@ class PrefetchPipeline:
             selection = self._next_selection
             self._next_selection = next(self.batch_sampler)
             count = len(selection.index)
-            block = self._arena.allocate((count, *self.images.shape[1:]))
+            block = self._arena.allocate((count, *self.images.row_shape))
             batch = _PendingBatch(self._next_number, selection, block, remaining=count)
             self._next_number += 1
             self._pending.append(batch)
@@ -432,7 +440,7 @@ class PrefetchPipeline:
     def _decode_loop(self) -> None:
         """Decode chunks until told to stop."""
         folder = self._seekable_source.fs.local_root if self._seekable_source else None
-        with DecodeWorker(self._arena, folder, self.images.value_range) as decode_worker:
+        with DecodeWorker(self._arena, folder, self.images.decoder) as decode_worker:
             while not self._closed:
                 _, start, batch = self._decode_queue.get()
                 if batch is None:
@@ -471,18 +479,14 @@ class PrefetchPipeline:
                 encoded_bytes += sum(map(_encoded_bytes, samples))
             part_slice = slice(part.start, part.stop)
             out = batch.out[part_slice]
-            flips = [False] * len(part)
-            if batch.selection.flip is not None:
-                flips = batch.selection.flip[part_slice].tolist()
+            variations = batch.selection.variations(part_slice)
             if worker:
-                reasons, cost = worker.decode(samples, flips, batch.block, part.start)
+                reasons, cost = worker.decode(samples, variations, batch.block, part.start)
             else:
-                reasons, cost = decode_batch(samples, flips, out, value_range=self.images.value_range)
-            for row, flip, reason, image in zip(part, flips, reasons, out):
+                reasons, cost = decode_batch(samples, variations, out, self.images.decoder)
+            for row, variation, reason, decoded in zip(part, variations, reasons, out):
                 if reason is not None:
-                    self.images.substitute(int(batch.selection.index[row]), reason, image)
-                    if flip:
-                        mirror(image)
+                    self.images.substitute(int(batch.selection.index[row]), reason, decoded, variation)
             total_cost.cpu_s += cost.cpu_s
             total_cost.read_s += cost.read_s
         return total_cost, encoded_bytes
@@ -523,7 +527,7 @@ class PrefetchPipeline:
         except DecodeError as error:
             sample = error
         read_s.append(time.perf_counter() - start)
-        self._is_encoded = isinstance(sample, bytes)
+        self._is_encoded = isinstance(sample, bytes) or _holds_bytes(sample)
         return sample
 
     def _fail(self, batch: _PendingBatch, error: Exception) -> None:
@@ -537,7 +541,13 @@ class PrefetchPipeline:
 def _encoded_bytes(sample: EncodedSample | None) -> int:
     if isinstance(sample, bytes):
         return len(sample)
+    if isinstance(sample, Mapping):
+        return sum(map(_encoded_bytes, sample.values()))
     return sample.nbytes if isinstance(sample, np.ndarray) else 0
+
+
+def _holds_bytes(sample: EncodedSample) -> bool:
+    return isinstance(sample, Mapping) and any(isinstance(value, bytes) for value in sample.values())
 
 
 def _knob_bounds(

@@ -203,7 +203,8 @@ def select_probe(micro_batch: Batch, all_lanes: bool) -> Batch:
     lanes = rng.lanes if all_lanes else rng.lanes[: max(1, -(-PROBE_IMAGES // rng.per_lane))]
     images = len(lanes) * rng.per_lane
     labels = None if micro_batch.labels is None else micro_batch.labels[:images]
-    return Batch(micro_batch.images[:images], labels, dataclasses.replace(rng, lanes=lanes))
+    fields = {name: values[:images] for name, values in micro_batch.fields.items()}
+    return Batch(micro_batch.images[:images], labels, dataclasses.replace(rng, lanes=lanes), fields=fields)
 
 
 def make_probe_fakes(game: Game, micro_batch: Batch) -> Batch:
