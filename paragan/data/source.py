@@ -69,7 +69,7 @@ class Source(Protocol):
 
     def __len__(self) -> int: ...
 
-    def read(self, index: int) -> Record:
+    def read(self, index: int) -> Any:
         """Return one record.
 
         Raises:

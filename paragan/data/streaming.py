@@ -83,7 +83,7 @@ class StreamingRows(ABC):
         """The source, if its records are byte ranges of files of this machine; else None."""
         return self.source if self.source.is_local and isinstance(self.source, SeekableSource) else None
 
-    def read_record(self, index: int) -> Record:
+    def read_record(self, index: int) -> Any:
         """Read record `index`. On a `DecodeError`, `substitute` provides a row."""
         return self.source.read(self.source_index(index))
 
@@ -147,8 +147,6 @@ class StreamingImages(StreamingRows):
         value_range: the values that become 0 and 255; None for 8-bit images.
     """
 
-    dtype = np.dtype(np.uint8)
-
     def __init__(
         self,
         source: Source,
@@ -162,6 +160,11 @@ class StreamingImages(StreamingRows):
         self.channels = channels
         self.value_range = value_range
         self.decoder = ImageDecoder(value_range)
+
+    @property
+    def dtype(self) -> np.dtype:
+        """uint8."""
+        return np.dtype(np.uint8)
 
     @property
     def shape(self) -> tuple[int, int, int, int]:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -252,12 +253,13 @@ def load_transform(name: str) -> Transform:
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.append(str(Path.cwd()))  # modules of the current folder, as with `python -m`
     try:
-        transform = getattr(importlib.import_module(path), attribute)
+        transform: Any = getattr(importlib.import_module(path), attribute)
     except (Exception, SystemExit) as error:  # importing a module may run any code
         raise UsageError(
             f"data.transform={name}: {format_error(error)}. Use module:function, and start in the folder of the module"
         ) from error
-    if not callable(transform):
+    is_function = callable(transform)
+    if not is_function:
         raise UsageError(f"data.transform={name}: is not a function. Use module:function")
     return transform
 

@@ -35,7 +35,7 @@ SAMPLE_RECORDS_REMOTE = 16
 class StreamingRecords(StreamingRows):
     """Records of several arrays, indexed like the array that D judges.
 
-    decoder : makes rows
+    record_decoder : makes rows
 
     Args:
         source: the records.
@@ -48,7 +48,8 @@ class StreamingRecords(StreamingRows):
         super().__init__(source, bad_samples)
         self.options = options
         self.layout = layout
-        self.decoder = RecordDecoder(options, layout)
+        self.record_decoder = RecordDecoder(options, layout)
+        self.decoder = self.record_decoder
 
     @property
     def in_memory(self) -> bool:
@@ -171,7 +172,7 @@ def estimate_bytes(records: StreamingRecords) -> int:
     sizes: list[int] = []
     for index in _sample(records.source):
         try:
-            fields = records.decoder.read_fields(records.source.read(index))
+            fields = records.record_decoder.read_fields(records.source.read(index))
             sizes.append(sum(array.nbytes for array in fields.values()))
         except DecodeError:
             continue
@@ -192,8 +193,8 @@ def read_into_memory(records: StreamingRecords) -> StreamingRecords:
     bad_samples = records.bad_samples
 
     def read(index: int) -> Fields:
-        fields = records.decoder.read_fields(source.read(index))
-        records.decoder.cut(fields, (0, 0, index, 0))
+        fields = records.record_decoder.read_fields(source.read(index))
+        records.record_decoder.cut(fields, (0, 0, index, 0))
         return fields
 
     results = parallel_map(len(source), read)
