@@ -258,10 +258,9 @@ def load_transform(name: str) -> Transform:
         raise UsageError(
             f"data.transform={name}: {format_error(error)}. Use module:function, and start in the folder of the module"
         ) from error
-    is_function = callable(transform)
-    if not is_function:
+    if not callable(transform):
         raise UsageError(f"data.transform={name}: is not a function. Use module:function")
-    return transform
+    return transform  # pyright: ignore[reportReturnType] - what it returns is checked at every call
 
 
 def read_rate(record: FieldRecord) -> int:
