@@ -82,11 +82,10 @@ def _check_sync_mode(run: Run) -> None:
 def _check_player_optims(run: Run, ranks: int) -> None:
     """Raise UsageError if the settings of a player's optimizer contradict each other, or the strategy."""
     strategy = run.per_label.per_label_strategy if run.per_label else run.strategy
-    has_own_steps = strategy.coordination == "gossip" or strategy.sync_period > strategy.step_period
     for section, player_optim in (("g", run.g), ("d", run.d)):
         player_optim.check(section)
         for i, group in enumerate(player_optim.groups):
-            if ranks > 1 and has_own_steps and group.freeze_from_kimg is not None:
+            if ranks > 1 and strategy.replicas_drift and group.freeze_from_kimg is not None:
                 raise UsageError(
                     f"{section}.groups.{i}.freeze_from_kimg={group.freeze_from_kimg:g}: ranks hold different weights "
                     f"under --strategy {run.strategy.name} as it is set, and frozen ones would never agree. Use "

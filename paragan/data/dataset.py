@@ -85,12 +85,12 @@ class Dataset:
 
     @property
     def fields(self) -> Mapping[str, tuple[int, ...]]:
-        """Of records of several arrays, the shape of each as networks see it, by name; empty for others."""
+        """Shapes of the arrays of a record as networks see them, by name; empty if a record is one array."""
         return self.images.layout.shapes if isinstance(self.images, StreamingRecords) else {}
 
     @property
     def main_field(self) -> str:
-        """Of records of several arrays, the name of the one that D judges; "" for others."""
+        """Name of the array that D judges, if a record has several; else ""."""
         return self.images.layout.main if isinstance(self.images, StreamingRecords) else ""
 
     @property

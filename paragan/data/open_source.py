@@ -53,7 +53,7 @@ MAX_OUTER_FOLDERS = 4  # around the folder that holds the data
 
 @dataclass(frozen=True)
 class Opening:
-    """How a data set is opened (`open_source` has the arguments)."""
+    """The arguments of `open_source`."""
 
     remote: RemoteOptions | None
     labels: LabelChoice

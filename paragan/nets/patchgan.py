@@ -5,13 +5,15 @@ scales: Wang et al., "High-Resolution Image Synthesis and Semantic Manipulation 
 (arXiv:1711.11585). Departure: no batch norm by default, so that gradient penalties and single images are exact.
 """
 
-from typing import Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
+from pydantic import Field
 from torch import Tensor, nn
 
 from paragan.core.errors import UsageError
+from paragan.core.schema import config_class
 from paragan.core.types import DiscriminatorOutput
 from paragan.nets.ensemble import DiscriminatorEnsemble
 from paragan.nets.layers import group_norm
@@ -21,6 +23,29 @@ from paragan.nets.spectral_norm import add_spectral_norm
 
 PatchNorm = Literal["none", "spectral", "group"]
 MAX_MULTIPLE = 8  # of `width`, in the widest layer
+
+
+@config_class
+class PatchGANConfig:
+    """Fields of families whose G is given data and whose D is a PatchGAN."""
+
+    name: str = ""
+    """Name of the family of networks."""
+    d_width: Annotated[int, Field(ge=1)] = 32
+    """Channels of D after its first layer; they double with each, up to 8 times as many."""
+    d_layers: Annotated[int, Field(ge=1)] = 2
+    """Layers of stride 2 in D: with 2, its patches have 34 x 34 pixels, with 3, 70 x 70."""
+    d_norm: PatchNorm = "none"
+    """Norm in D."""
+
+    latent: ClassVar[int] = 0
+    d_conditioning: ClassVar[Literal["none"]] = "none"
+    default_d_conditioning: ClassVar[Literal["none"]] = "none"
+
+    @property
+    def spectral(self) -> bool:
+        """Whether the discriminator has spectral norm."""
+        return self.d_norm == "spectral"
 
 
 class PatchDiscriminator(nn.Module):

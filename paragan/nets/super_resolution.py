@@ -6,7 +6,7 @@ without batch norm at the low resolution, then pixel shuffle. Departure: the res
 and the last layer starts at 0, so G begins there.
 """
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 import torch.nn.functional as F
 from pydantic import Field
@@ -18,12 +18,12 @@ from paragan.core.schema import config_class
 from paragan.core.types import Batch
 from paragan.nets.degradation import degrade
 from paragan.nets.memory_format import MemoryFormat
-from paragan.nets.patchgan import PatchDiscriminator, PatchNorm, check_patches
+from paragan.nets.patchgan import PatchDiscriminator, PatchGANConfig, check_patches
 from paragan.nets.spec import Spec
 
 
 @config_class
-class SuperResolution:
+class SuperResolution(PatchGANConfig):
     """Degraded images to images, for sides that `scale` divides. Labels are not used."""
 
     name: Literal["super-resolution"] = "super-resolution"
@@ -38,21 +38,6 @@ class SuperResolution:
     """Largest standard deviation of the blur of an input, pixels of the low resolution."""
     max_noise: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.04
     """Largest standard deviation of the noise of an input, where images are in [-1, 1]."""
-    d_width: Annotated[int, Field(ge=1)] = 32
-    """Channels of D after its first layer; they double with each, up to 8 times as many."""
-    d_layers: Annotated[int, Field(ge=1)] = 2
-    """Layers of stride 2 in D: with 2, its patches have 34 x 34 pixels, with 3, 70 x 70."""
-    d_norm: PatchNorm = "none"
-    """Norm in D."""
-
-    latent: ClassVar[int] = 0
-    d_conditioning: ClassVar[Literal["none"]] = "none"
-    default_d_conditioning: ClassVar[Literal["none"]] = "none"
-
-    @property
-    def spectral(self) -> bool:
-        """Whether the discriminator has spectral norm."""
-        return self.d_norm == "spectral"
 
     def generator(self, spec: Spec) -> nn.Module:
         """Build a generator for `spec`, initialised from torch's global RNG. Raises as `check` does."""

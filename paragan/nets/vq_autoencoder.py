@@ -7,7 +7,7 @@ next to them (nets/resample.py).
 """
 
 from collections.abc import Sequence
-from typing import Annotated, ClassVar, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import torch.nn.functional as F
 from pydantic import Field
@@ -20,7 +20,7 @@ from paragan.core.types import Batch
 from paragan.nets.codebook import QuantizerOutput, VectorQuantizer
 from paragan.nets.layers import group_norm
 from paragan.nets.memory_format import MemoryFormat
-from paragan.nets.patchgan import PatchDiscriminator, PatchNorm, check_patches, multi_scale_discriminator
+from paragan.nets.patchgan import PatchDiscriminator, PatchGANConfig, check_patches, multi_scale_discriminator
 from paragan.nets.quantizers import DiagonalGaussian, FiniteScalarQuantizer, GaussianSample
 from paragan.nets.resample import DownConv, UpConv
 from paragan.nets.spec import Spec
@@ -30,7 +30,7 @@ Level = Annotated[int, Field(ge=2)]
 
 
 @config_class
-class VQAutoencoder:
+class VQAutoencoder(PatchGANConfig):
     """Autoencoder and PatchGAN, for images whose sides can be halved `downsample` times. Labels are not used."""
 
     name: Literal["vq-autoencoder"] = "vq-autoencoder"
@@ -55,23 +55,8 @@ class VQAutoencoder:
     """Find the nearest code by cosine (vq)."""
     restart_below: Annotated[float, Field(ge=0, lt=0.5)] = 0.03
     """Restart codes that are used less than this multiple of the mean; 0: never (vq)."""
-    d_width: Annotated[int, Field(ge=1)] = 32
-    """Channels of D after its first layer; they double with each, up to 8 times as many."""
-    d_layers: Annotated[int, Field(ge=1)] = 2
-    """Layers of stride 2 in D: with 2, its patches have 34 x 34 pixels, with 3, 70 x 70."""
-    d_norm: PatchNorm = "none"
-    """Norm in D."""
     d_scales: Annotated[int, Field(ge=1)] = 1
     """Number of discriminators, for images of full size, half of it, ..."""
-
-    latent: ClassVar[int] = 0
-    d_conditioning: ClassVar[Literal["none"]] = "none"
-    default_d_conditioning: ClassVar[Literal["none"]] = "none"
-
-    @property
-    def spectral(self) -> bool:
-        """Whether the discriminator has spectral norm."""
-        return self.d_norm == "spectral"
 
     @property
     def uses_torch_rng(self) -> bool:

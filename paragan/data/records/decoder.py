@@ -59,7 +59,7 @@ def is_transform_error(reason: str) -> bool:
 
 @dataclass(frozen=True)
 class RecordOptions:
-    """What is done to records of several arrays (`DataOptions` describes the fields).
+    """Options for reading records of several arrays (`DataOptions` describes the fields).
 
     aligned : (field, samples of the judged field for each of its frames)
     size    : width and height to which encoded images are cropped and resized; None to leave them
@@ -82,7 +82,7 @@ class RecordOptions:
 
     @property
     def selection(self) -> RecordSelection:
-        """What opening a data set needs to know."""
+        """The options that matter when a data set is opened."""
         return RecordSelection(self.field, self.label_pattern)
 
     def check_unused(self, location: str) -> None:

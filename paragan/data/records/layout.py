@@ -1,4 +1,4 @@
-"""How the named arrays of a record lie in one row of bytes.
+"""Memory layout of a record: its named arrays, packed into one row of bytes.
 
 A batch of records is one array [N, row bytes] uint8, so that memory limits, shared memory and copies to the device are
 those of images, whose row is their pixels. Types are kept: float16 takes two bytes on its way to the device.
@@ -24,7 +24,7 @@ INT16_SCALE = 32768  # int16 becomes float32 in [-1, 1) by this divisor
 
 @dataclass(frozen=True)
 class RecordField:
-    """One array of a record.
+    """Name, shape and type of one array of a record.
 
     shape : of the array
     dtype : one of FIELD_DTYPES
