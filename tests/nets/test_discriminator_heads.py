@@ -34,7 +34,7 @@ def test_classifier_returns_logits_and_class_logits():
     logits, classes, *others = layer(features, None)
     torch.testing.assert_close(logits, layer.linear(features)[:, 0])
     torch.testing.assert_close(classes, features @ layer.classes.weight.T)
-    assert others == [None, None]
+    assert others == [None, None, (), ()]
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
@@ -44,7 +44,7 @@ def test_contrastive_embeddings_have_length_one(dtype):
     y = torch.tensor([2, 0, 1, 2])
     features = torch.randn(4, 5, dtype=dtype)
     assert isinstance(layer, ContrastiveHead)
-    logits, classes, embedding, proxies = layer.to(dtype)(features, y)
+    logits, classes, embedding, proxies, *_ = layer.to(dtype)(features, y)
     assert classes is None
     wide = torch.promote_types(dtype, torch.float32)
     for points in (embedding, proxies):

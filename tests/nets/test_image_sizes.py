@@ -102,7 +102,14 @@ def test_attention_is_placed_by_the_short_side():
 
 
 def test_the_record_of_a_square_is_what_it_was():
-    assert to_dict(Spec(64, 3, 10)) == {"resolution": 64, "channels": 3, "classes": 10, "array_shape": []}
+    assert to_dict(Spec(64, 3, 10)) == {
+        "resolution": 64,
+        "channels": 3,
+        "classes": 10,
+        "array_shape": [],
+        "fields": {},
+        "main_field": "",
+    }
     assert Spec("64x64", 3) == Spec(64, 3)
     for spec in (Spec(64, 3, 10), Spec("256x128", 4), Spec(0, 0, 2, (5, 2))):
         assert from_dict(Spec, to_dict(spec)) == spec

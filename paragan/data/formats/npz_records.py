@@ -33,7 +33,8 @@ def holds_records(fs: FileSystem, name: str, selection: RecordSelection) -> bool
         return True
     with open_archive(fs, name) as archive:
         keys = _list_keys(archive)
-    return keys.isdisjoint({"images", "x"}) and not keys.isdisjoint(DEFAULT_FIELDS)
+    others = {"images", "x", "sigma"}  # images, numbers, or moments of images
+    return keys.isdisjoint(others) and not keys.isdisjoint(DEFAULT_FIELDS)
 
 
 def read_npz_records(fs: FileSystem, name: str, *, labels: LabelChoice = True) -> ArrayRecords:
