@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+import cuda_syncs
 import paragan as pg
 import tiny_run
 from paragan.comm.world import World
@@ -175,9 +176,6 @@ def test_a_steady_round_does_not_wait_for_the_card(settings):
     s = tiny_run.make_session(tiny_run.make_run("nets.batch_norm=true", *settings), World.solo(GPU))
     for _ in range(3):
         play_round(s)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with cuda_syncs.forbidden():
         for _ in range(3):
             play_round(s)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")

@@ -12,6 +12,7 @@ import dataclasses
 import time
 from collections.abc import Callable, Generator, Hashable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -31,7 +32,7 @@ WARMUP_PASSES = 3  # passes before a CUDA graph is captured, in which libraries 
 def capture_cuda_graph(action: ReplayFn) -> ReplayFn:
     """Capture the kernels of `action`. A replay runs them on the same memory."""
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, stream=_capture_stream(torch.cuda.current_device())):
         outputs = action()
 
     def replay() -> Sequence[Tensor]:
@@ -41,17 +42,23 @@ def capture_cuda_graph(action: ReplayFn) -> ReplayFn:
     return replay
 
 
+@cache
+def _capture_stream(device: int) -> torch.cuda.Stream:
+    """Return the stream of a device on which passes are warmed up and captured.
+
+    Always the same: autograd remembers the stream on which gradients were first added.
+    """
+    return torch.cuda.Stream(device)
+
+
 @contextlib.contextmanager
 def side_stream() -> Generator[None]:
-    """Use another CUDA stream inside this context than the one that replays.
-
-    Autograd remembers the stream on which gradients were first added, and the default stream cannot be captured.
-    """
+    """Use the stream of captures inside this context: the default stream cannot be captured."""
     if not torch.cuda.is_available():
         yield
         return
     current = torch.cuda.current_stream()
-    side = torch.cuda.Stream()
+    side = _capture_stream(torch.cuda.current_device())
     side.wait_stream(current)
     with torch.cuda.stream(side):
         yield

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from paragan.core.errors import UsageError
 from paragan.core.schema import config_class
+from paragan.core.spectrograms import MelConfig, log_mel
 from paragan.core.types import Batch, DiscriminatorFn, DiscriminatorOutput, Loss, run_discriminator
 from paragan.losses.adversarial import Adversarial, Weight
 from paragan.losses.gradient_weights import AdaptiveWeight, Balancer
@@ -35,6 +36,9 @@ class Reconstruction:
     perceptual          : weight of the distance of features of a fixed network
     perceptual_features : that network, as module:callable; the callable returns an nn.Module: images in [-1, 1] -> a
                           list of feature maps [N, C, ...]
+    mel                 : of waves: weight of the mean absolute difference of logarithmic mel spectrograms (45 in
+                          HiFi-GAN)
+    spectrogram         : the spectrogram of this term
     feature_matching    : weight of the distance of D's features (2 in HiFi-GAN); D has to return them
     outputs             : weights of scalars that G returns beside the images, such as {commitment: 0.25}
     adversarial_weight  : weight of the adversarial loss
@@ -51,6 +55,8 @@ class Reconstruction:
     l2: Weight = 0.0
     perceptual: Weight = 0.0
     perceptual_features: str = ""
+    mel: Weight = 0.0
+    spectrogram: MelConfig = MelConfig()
     feature_matching: Weight = 0.0
     outputs: Mapping[str, Weight] = Field(default_factory=dict)
     adversarial_weight: Weight = 1.0
@@ -79,7 +85,7 @@ class Reconstruction:
                 f"objective.perceptual={self.perceptual:g}: needs objective.perceptual_features, and the other way "
                 "round. Set both, such as --objective.perceptual=1 --objective.perceptual_features=mine:features"
             )
-        if not any((self.l1, self.l2, self.perceptual)):
+        if not any((self.l1, self.l2, self.perceptual, self.mel)):
             raise UsageError("objective.l1=0: no distance to the data is left. Use --objective.l1=1")
         unsupported = {
             "zcr": self.adversarial.latent_perturbation,
@@ -122,6 +128,7 @@ class Reconstruction:
             "l1": self.l1,
             "l2": self.l2,
             "perceptual": self.perceptual,
+            "mel": self.mel,
             "feature_matching": self.feature_matching,
             "adversarial": self.adversarial_weight,
         }
@@ -160,7 +167,19 @@ class Reconstruction:
         if self.perceptual:
             network = load_features(self.perceptual_features, x.device)
             terms["perceptual"] = self.perceptual, feature_distance(network(x), network(target))
+        if self.mel:
+            terms["mel"] = self.mel, self._mel_distance(x, target)
         return terms
+
+    def _mel_distance(self, waves: Tensor, target: Tensor) -> Tensor:
+        """Return the mean absolute difference of the logarithmic mel spectrograms of waves [N, 1, T]."""
+        least = max(self.spectrogram.n_fft, self.spectrogram.hop)
+        if waves.dim() != 3 or waves.shape[1] != 1 or waves.shape[2] < least:
+            raise UsageError(
+                f"objective.mel={self.mel:g}: compares waves [1, T] of at least {least} samples, and the data are "
+                f"{list(waves.shape[1:])}. Use objective.mel=0 objective.l1=1, or audio"
+            )
+        return (log_mel(waves, self.spectrogram) - log_mel(target, self.spectrogram)).abs().mean()
 
     def _adversarial_terms(self, d: DiscriminatorFn, fake: Batch, real: Batch, step: int) -> Terms:
         """Return the terms that need D."""

@@ -1,13 +1,15 @@
-"""Networks that are given real data and compared with them: an image tokenizer, and an upscaler."""
+"""Networks that are given real data and compared with them: an image tokenizer, an upscaler, and a vocoder."""
 
 from __future__ import annotations
 
+from typing import Any
+
 from paragan.config.run import Run
-from paragan.config.sections import EvaluationOptions, OutputOptions
+from paragan.config.sections import DataOptions, EvaluationOptions, OutputOptions
 from paragan.game.ema import EMAConfig
 from paragan.losses.adversarial import Adversarial
 from paragan.losses.reconstruction import Reconstruction
-from paragan.nets import SuperResolution, VQAutoencoder
+from paragan.nets import HiFiGAN, SuperResolution, VQAutoencoder
 from paragan.optim.optimizers import Adam, DiscriminatorOptim, PlayerOptim
 
 
@@ -27,6 +29,27 @@ def super_resolution() -> Run:
     """Twice the pixels, of degraded images, as Real-ESRGAN trains: give --data PATH (docs/reconstruction.md)."""
     objective = Reconstruction(l1=1.0, adversarial_weight=0.02, adversarial=Adversarial(loss="nonsaturating"))
     return _make_run("super-resolution", SuperResolution(), objective, Adam(lr=4e-4, betas=(0.9, 0.99)))
+
+
+def vocoder() -> Run:
+    """Mel spectrograms to speech, as HiFi-GAN: give --data PATH with audio (docs/reconstruction.md)."""
+    adversarial = Adversarial(loss="least_squares")
+    objective = Reconstruction(l1=0.0, mel=45.0, feature_matching=2.0, adversarial=adversarial)
+    optimizer = Adam(lr=4e-4, betas=(0.8, 0.99), weight_decay=0.01)
+    decay: dict[str, Any] = {"schedule": "exponential", "lr_half_life_kimg": 100.0}
+    return Run(
+        recipe="vocoder",
+        data=DataOptions(segment=4096, labels=False),
+        nets=HiFiGAN(),
+        objective=objective,
+        g=PlayerOptim(optimizer, **decay),
+        d=DiscriminatorOptim(optimizer, **decay),
+        ema=EMAConfig(half_life_kimg=2.0),
+        batch=16,
+        kimg=120.0,
+        evaluation=EvaluationOptions(metrics=(), count=300),
+        output=OutputOptions(tick_kimg=1.0, fakes_kimg=10.0, checkpoint_kimg=10.0),
+    )
 
 
 def _make_run(name: str, nets: VQAutoencoder | SuperResolution, objective: Reconstruction, optimizer: Adam) -> Run:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 from functools import cache
+from types import FunctionType, MethodType
 from typing import Any, Literal
 
 import torch
@@ -124,6 +125,8 @@ class FixedArguments(nn.Module):
     def __init__(self, function: Callable[..., None], **fixed: Any):
         super().__init__()
         self.function, self.fixed = function, fixed
+        # torch compiles at most eight variants of a code object, for all modules together: each has a copy of its own
+        self.forward = MethodType(FunctionType(FixedArguments.forward.__code__.replace(), globals()), self)
 
     def forward(self, *args: Any, **others: Any) -> None:
         self.function(*args, **self.fixed, **others)

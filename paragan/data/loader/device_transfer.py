@@ -42,7 +42,8 @@ def to_model_input(pixels: Tensor, memory_format: torch.memory_format) -> Tensor
     if pixels.dtype == torch.float32:
         return pixels.contiguous(memory_format=memory_format) if pixels.dim() == 4 else pixels
     x = pixels.permute(0, 3, 1, 2).contiguous(memory_format=memory_format)
-    return x.float().div_(127.5).sub_(1)
+    # CUDA multiplies by the reciprocal of a Python number, which rounds otherwise: divide by a tensor
+    return x.float().div_(torch.full((), 127.5, device=x.device)).sub_(1)
 
 
 def records_to_model_input(rows: Tensor, layout: RecordLayout, memory_format: torch.memory_format) -> ModelInput:
