@@ -40,7 +40,7 @@ from paragan.train.console import RunConsole, format_stats
 from paragan.train.loop import play_round, report_errors
 from paragan.train.prepare import prepare_on_all_ranks
 from paragan.train.rank_agreement import on_all_ranks
-from paragan.train.session import Session, build_session, set_threads
+from paragan.train.session import Session, build_session, set_process_options
 
 PROFILE_EXTRA_TIMEOUT_S = 300.0  # beyond the requested seconds
 _world_numbers = itertools.count()  # of the managers of this process
@@ -80,7 +80,7 @@ class ScalingManager:
         self._layout_is_open = config.device.tune == "measured"
         first_batch = config.base_bs if bs == "auto" else bs
         self.run = build_scaled_run(config, first_batch, num_workers)
-        set_threads(self.run.device, self.world)
+        set_process_options(self.run.device, self.world)
         prepared = prepare_on_all_ranks(self.run, self.world, dataset, check_parts=False)
         self.run = prepared.run
         self.dataset: Dataset = prepared.dataset
@@ -174,7 +174,7 @@ class ScalingManager:
         if self._layout_is_open:
             run = decide_new_layout(self._run_of(gan), self.dataset, self.world, self.console)
             self.run = dataclasses.replace(run, nets=self.run.nets)
-            set_threads(self.run.device, self.world)
+            set_process_options(self.run.device, self.world)
             self._layout_is_open = False
 
     def _run_of(self, gan: Estimator) -> Run:

@@ -104,9 +104,9 @@ def measure_run_profile(run: Run, options: ProfileOptions) -> tuple[Profile, Pat
     from paragan.plan.profile.profiler import profile_run
     from paragan.train.build import build_networks
     from paragan.train.prepare import prepare
-    from paragan.train.session import init_from_model, set_threads
+    from paragan.train.session import init_from_model, set_process_options
 
-    set_threads(run.device, World.solo())
+    set_process_options(run.device, World.solo())
     prepared = prepare(run)
     run = prepared.run
     images = prepared.dataset

@@ -118,9 +118,9 @@ def _score_sets(
     from paragan.train.callbacks.scoring import format_failures, format_scores_with_notes
     from paragan.train.compare_sets import prepare_comparison, score_comparison
     from paragan.train.rank_agreement import LOAD_TIMEOUT_S, check_same_sets, check_same_versions, on_all_ranks
-    from paragan.train.session import set_threads
+    from paragan.train.session import set_process_options
 
-    set_threads(DeviceOptions(), world)
+    set_process_options(DeviceOptions(), world)
     check_same_versions(world)
 
     def prepare() -> Comparison:

@@ -212,6 +212,7 @@ class DeviceOptions:
                        are faster)
     pad_channels     : pad the channels of convolutions with zeros to a multiple of this (0: no padding)
     huge_pages       : use memory pages of 2 MB on Linux, which are faster for large tensors
+    deterministic    : use kernels that compute the same bits in every run, where a GPU has faster ones that do not
     tune             : keep these fields as they are (rules), or time some rounds before a new run and use the fastest
                        settings (measured: docs/tuning.md)
     """
@@ -226,6 +227,7 @@ class DeviceOptions:
     concat_real_fake: Literal["auto"] | bool = "auto"
     pad_channels: Annotated[int, Field(ge=0, le=1024)] = 0
     huge_pages: bool = True
+    deterministic: bool = False
     tune: Literal["rules", "measured"] = "rules"
 
     def memory_format_of(self, player: str) -> torch.memory_format:

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from typing import Annotated
 
 import torch
-import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
@@ -80,10 +79,21 @@ def stft_magnitude(wave: Tensor, n_fft: int, hop: int) -> Tensor:
     with torch.autocast(wave.device.type, enabled=False):
         wave = wave.flatten(1).to(torch.promote_types(wave.dtype, torch.float32))
         before = (n_fft - hop) // 2
-        padded = F.pad(wave[:, None], (before, n_fft - hop - before), mode="reflect")[:, 0]
+        padded = mirror_ends(wave, before, n_fft - hop - before)
         window = _hann_window(n_fft, wave.dtype, wave.device)
         spectrum = torch.view_as_real(torch.stft(padded, n_fft, hop, window=window, center=False, return_complex=True))
         return (spectrum.square().sum(-1) + LEAST_POWER).sqrt()
+
+
+def mirror_ends(x: Tensor, before: int, after: int) -> Tensor:
+    """Return x [..., T] extended by its mirror image, [..., before + T + after]; both are less than T.
+
+    The values of torch's reflection padding, whose gradient on CUDA depends on the order of threads.
+    """
+    length = x.shape[-1]
+    start = x[..., 1 : before + 1].flip(-1)
+    end = x[..., length - 1 - after : length - 1].flip(-1)
+    return torch.cat([start, x, end], -1)
 
 
 def log_mel(wave: Tensor, config: MelConfig) -> Tensor:

@@ -45,7 +45,8 @@ class HiFiGANGenerator(nn.Module):
 
     def forward(self, mel: Tensor, y: Tensor | None = None) -> Tensor:
         h = F.leaky_relu(self.stages(self.first(mel)), LAST_SLOPE)
-        return torch.tanh(self.last(h)).to(mel.dtype)
+        with torch.autocast(mel.device.type, enabled=False):  # 8 bits of bf16 would be audible
+            return torch.tanh(self.last(h.to(mel.dtype)))
 
 
 class WaveUpsample(nn.Module):

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from paragan.core.spectrograms import stft_magnitude
+from paragan.core.spectrograms import mirror_ends, stft_magnitude
 from paragan.core.types import DiscriminatorOutput
 from paragan.nets.ensemble import DiscriminatorEnsemble
 from paragan.nets.hifigan import LEAKY_RELU_SLOPE, weight_norm
@@ -63,7 +63,7 @@ class PeriodDiscriminator(nn.Module):
         self.stack = _FeatureStack(convs, nn.Conv2d(32 * width, 1, (3, 1), 1, (1, 0)), LEAKY_RELU_SLOPE)
 
     def forward(self, x: Tensor, y: Tensor | None = None) -> DiscriminatorOutput:
-        padded = F.pad(x, (0, -x.shape[2] % self.period), mode="reflect")
+        padded = mirror_ends(x, 0, -x.shape[2] % self.period)
         return self.stack(padded.unflatten(2, (-1, self.period)))
 
 

@@ -171,5 +171,19 @@ def report_errors(session: Session) -> Generator[None]:
     except (KeyboardInterrupt, RollbackRequested, torch.OutOfMemoryError):
         raise  # trainer.py explains what needs too much memory, and then tells the others
     except BaseException as error:
-        world.report_failure(error, clock.step)
+        problem = explain_missing_kernel(error)
+        world.report_failure(problem or error, clock.step)
+        if problem:
+            raise problem from error
         raise
+
+
+def explain_missing_kernel(error: BaseException) -> UsageError | None:
+    """Return what to do if an operation has no deterministic kernel; None for other errors."""
+    operation, found, _ = str(error).partition(" does not have a deterministic implementation")
+    if not (found and isinstance(error, RuntimeError)):
+        return None
+    return UsageError(
+        f"--device.deterministic=true: {operation} has no deterministic kernel on this device. "
+        "Use --device.deterministic=false"
+    )

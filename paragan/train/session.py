@@ -85,8 +85,12 @@ def callbacks_due(session: Session) -> bool:
     return is_first or session.clock.is_done or any(has_crossed_kimg(session, kimg) for kimg in periods_kimg)
 
 
-def set_threads(options: DeviceOptions, world: World) -> None:
-    """Set memory options and CPU threads of this process: its share of the host's cores, unless the options say."""
+def set_process_options(options: DeviceOptions, world: World) -> None:
+    """Set memory, kernels and CPU threads of this process: its share of the host's cores, unless the options say."""
+    if options.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS depends on what ran before
+        torch.use_deterministic_algorithms(True)
+        torch.utils.deterministic.fill_uninitialized_memory = False
     set_huge_pages(options.huge_pages)
     tune_malloc()
     if options.threads:

@@ -60,7 +60,7 @@ from paragan.train.session import (
     find_checkpoint,
     init_from_model,
     rebind_to_world,
-    set_threads,
+    set_process_options,
     warn_init_from,
     warn_schedules,
     warn_threads,
@@ -158,7 +158,7 @@ def join_running(existing: RunningRun, world: World, console: RunConsole) -> Pat
     """Train together with ranks that are already training, from the state they are in. Returns the run folder."""
     run = existing.run
     dataset = existing.dataset
-    set_threads(run.device, world)
+    set_process_options(run.device, world)
     networks = build_networks(run, make_spec(run.data, dataset), world.device)
     solo_session = build_session(run, World.solo(world.device), dataset, networks)
     session = replace(solo_session, world=world)  # ElasticTrainer rebinds it when the others admit this rank
@@ -180,13 +180,13 @@ def train(
     explain: ExplainFn | None = None,
 ) -> Path:
     """Train the run of a record on this rank. Every rank of the world calls this. Returns the run folder."""
-    set_threads(run.device, world)
+    set_process_options(run.device, world)
     prepared = prepare_on_all_ranks(run, world)
     run = prepared.run
     dataset = prepared.dataset
     if decide:
         run = decide(run, dataset, world, request, console)
-        set_threads(run.device, world)
+        set_process_options(run.device, world)
     console.print(dataset.describe())
     with locked_run_dir(run, world, request, lambda: check_init_from(run, make_spec(run.data, dataset))) as run_dir:
         duplicate = run_dir.completed_duplicate

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,9 +12,12 @@ import torch
 
 import cuda_syncs
 import tiny_run
+from benchmarks.lib.session_fixture import make_endless_run, make_session
 from paragan.comm.world import World
 from paragan.core.devices import backend_of
+from paragan.data.dataset import Dataset
 from paragan.train.loop import play_round
+from paragan.train.session import set_process_options
 
 
 def load(name):
@@ -23,6 +27,7 @@ def load(name):
     return module
 
 
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when the first product is computed
 table = load("table")
 GAMES = load("test_reconstruction").GAMES
 
@@ -79,6 +84,14 @@ def test_variants_compute_what_they_compute_on_the_cpu(variant):
     close(tiny_run.play_rounds(run, 3, World.solo(GPU)), tiny_run.play_rounds(run, 3), TOLERANCE)
 
 
+@pytest.fixture
+def _deterministic() -> Iterator[None]:
+    set_process_options(tiny_run.make_run("device.deterministic=true").device, World.solo(GPU))
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.usefixtures("_deterministic")
 @every_strategy
 def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(name, tmp_path):
     run = run_of(name)
@@ -98,6 +111,26 @@ def test_reconstructions_compute_what_they_compute_on_the_cpu(game):
     if game != "Gaussian":  # torch's generators of the two devices draw different noise
         close(on_gpu, on_cpu, TOLERANCE)
     assert all(value.isfinite().all() for value in on_gpu.values())
+
+
+@pytest.mark.usefixtures("_deterministic")
+@pytest.mark.parametrize("recipe", ["tokenizer", "super-resolution", "vocoder"])
+def test_recipes_that_are_given_data_compute_the_same_bits_again(recipe, tmp_path):
+    torch.manual_seed(0)
+    data = (
+        Dataset((torch.rand(64, 1, 1024) - 0.5).numpy(), None, (), "waves")
+        if recipe == "vocoder"
+        else Dataset(torch.randint(0, 256, (64, 32, 32, 3), dtype=torch.uint8).numpy(), None, (), "images")
+    )
+    settings = ("batch=8", "d.start_kimg=0") if recipe != "vocoder" else ("batch=8", "data.segment=1024")
+    run = make_endless_run(recipe, data, *settings, "device.kind=cuda")
+    states = []
+    for _ in range(2):
+        s = make_session(run, data, World.solo(GPU))
+        for _ in range(3):
+            play_round(s)
+        states.append(tiny_run.session_state(s))
+    assert tiny_run.is_equal(*states)
 
 
 @pytest.mark.parametrize("game", GAMES)

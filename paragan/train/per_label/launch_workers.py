@@ -30,7 +30,7 @@ from paragan.train.prepare import prepare_on_all_ranks
 from paragan.train.rank_agreement import check_shared_storage, on_all_ranks
 from paragan.train.run_dir import RunDir
 from paragan.train.run_dir_selection import INPUT_PATHS, RunDirRequest, select_shared_run_dir, unwritable_error
-from paragan.train.session import check_init_from, set_threads
+from paragan.train.session import check_init_from, set_process_options
 from paragan.train.trainer import ExplainFn
 
 BUDGET_FIELDS = ("kimg", "strategy.minutes")  # may change on resume, but must be equal for all workers
@@ -55,7 +55,7 @@ def train_per_label(
     console = RunConsole(launch_info.rank == 0)
     world = World.join(launch_info, device, run.timeout_s)
     with leave_on_error(world):
-        set_threads(run.device, world)
+        set_process_options(run.device, world)
         prepared = prepare_on_all_ranks(run, world)
         run = prepared.run
         dataset = prepared.dataset
