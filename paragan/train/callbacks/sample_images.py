@@ -81,22 +81,24 @@ def draw_fakes(
     picture = render_samples(nets, samples, dataset)
     save_png(picture, path)
     if dataset.sample_rate:
-        write_wave_pairs(samples, dataset, folder, kimg)
+        write_wave_pairs(sampler, dataset, folder, kimg)
     return picture[None]
 
 
-def write_wave_pairs(samples: np.ndarray, dataset: Dataset, folder: Path, kimg: int) -> None:
-    """Write the first generated waves [n, C, T] and as many real ones to samples/NNNNNNkimg/ of a run folder.
+def write_wave_pairs(sampler: Sampler | PerLabelSampler, dataset: Dataset, folder: Path, kimg: int) -> None:
+    """Write generated and real waves to samples/NNNNNNkimg/ of a run folder, of records from all parts of the data.
 
     Where G is given data, a real wave is the one that the generated wave of its number was made from.
     """
-    count = min(len(samples), MAX_PAIRS)
-    reals = dataset.images[np.arange(count) % len(dataset.images)]
+    num_records = len(dataset.images)
+    count = min(MAX_PAIRS, num_records)
+    indices = [number * num_records // count for number in range(count)]
+    generated = sampler.images(indices, sampler.labels(indices, SAMPLE_SEED), SAMPLE_SEED).numpy()
     target = waves_dir(folder, kimg)
     target.mkdir(parents=True, exist_ok=True)
-    for side, waves in ((GENERATED, samples), (REAL, reals)):
-        for index in range(count):
-            atomic_write_bytes(target / wave_name(index, side), encode_wav(waves[index], dataset.sample_rate))
+    for side, waves in ((GENERATED, generated), (REAL, dataset.images[np.array(indices)])):
+        for number, samples in enumerate(waves):
+            atomic_write_bytes(target / wave_name(number, side), encode_wav(samples, dataset.sample_rate))
 
 
 def has_image_grid(nets: Any, dataset: Dataset) -> bool:
