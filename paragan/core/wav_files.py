@@ -30,7 +30,7 @@ def encode_wav(samples: np.ndarray, sample_rate: int) -> bytes:
         samples: [C, T] float; values outside [-1, 1] are clipped, NaN is 0.
         sample_rate: Hz.
     """
-    scaled = np.nan_to_num(samples.astype(np.float64)) * INT16_SCALE
+    scaled = np.nan_to_num(samples.astype(np.float64), posinf=1, neginf=-1) * INT16_SCALE
     pcm = scaled.round().clip(-INT16_SCALE, INT16_SCALE - 1).astype("<i2")
     file = io.BytesIO()
     with wave.open(file, "wb") as writer:
@@ -49,17 +49,17 @@ def read_wav(path: Path, max_bytes: int) -> Wave | None:
         max_bytes: of samples that are read.
 
     Returns:
-        The wave, or None if the file is missing, incomplete, or another kind of file.
+        The wave, or None if the file is missing, empty, ends too early, or is of another kind.
     """
     try:
         with wave.open(str(path), "rb") as reader:
             channels, width, sample_rate, count, *_ = reader.getparams()
-            is_usable = width == 2 and channels and count and sample_rate
             frame_bytes = width * channels
-            if not is_usable or path.stat().st_size < count * frame_bytes:
-                return None
-            data = reader.readframes(min(count, max_bytes // frame_bytes))
+            num_frames = min(count, max_bytes // frame_bytes)
+            data = reader.readframes(num_frames)
     except (OSError, EOFError, wave.Error):
+        return None
+    if width != 2 or not data or len(data) < num_frames * frame_bytes:
         return None
     samples = np.frombuffer(data, "<i2").reshape(-1, channels).T
     return Wave(samples.astype(np.float32) / INT16_SCALE, sample_rate)
