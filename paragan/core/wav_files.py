@@ -59,7 +59,7 @@ def read_wav(path: Path, max_bytes: int) -> Wave | None:
             data = reader.readframes(num_frames)
     except (OSError, EOFError, wave.Error):
         return None
-    if width != 2 or not data or len(data) < num_frames * frame_bytes:
+    if width != 2 or not sample_rate or not data or len(data) < num_frames * frame_bytes:
         return None
     samples = np.frombuffer(data, "<i2").reshape(-1, channels).T
     return Wave(samples.astype(np.float32) / INT16_SCALE, sample_rate)
