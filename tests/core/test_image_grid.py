@@ -169,7 +169,10 @@ def test_waves_are_saved_as_advised(tmp_path):
     def save(out, labels=None, classes=()):
         save_arrays(waves, labels, tmp_path / out, lambda: noise(8, 8, 3), classes, 8000)
 
-    with advises("not possible for waves. Use a folder (a name without extension), samples.npz, or picture.png."):
+    with advises(
+        f"--out={tmp_path}/a.wav: not possible for waves. "
+        "Use a folder (a name without extension), samples.npz, or picture.png."
+    ):
         save("a.wav")
     save("samples.npz")
     save("picture.png")

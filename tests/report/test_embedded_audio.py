@@ -72,8 +72,7 @@ def test_long_waves_are_cut_to_the_page(tmp_path):
     write_wave_samples(run_dir, 1, noise, 44_100)
     assert write_report(run_dir).stat().st_size < MAX_PAGE_BYTES
     audio = load_audio(run_dir, 1_000_000)
-    assert 800_000 < audio.num_chars + 2 * MAX_PAIRS * 40_000
-    assert audio.num_chars < 1_000_000
+    assert 600_000 < audio.num_chars < 1_000_000
     assert audio.notes == ("Long waves are cut here; the run folder has all of them.",)
     assert all(pair.real and pair.generated.seconds == pair.real.seconds < 1 for pair in audio.pairs)
 

@@ -89,7 +89,7 @@ def test_a_generated_wave_is_made_from_the_real_one_of_its_number(tones, tmp_pat
         assert np.array_equal(real, dataset.images[3 * number])
 
 
-@pytest.mark.parametrize("model", [".", "model"])
+@pytest.mark.parametrize("model", [".", "model", "model/model.safetensors"])
 def test_waves_are_sampled_from_the_data_of_the_run(model, vocoder_run, tmp_path, capsys):
     assert main(["sample", str(vocoder_run / model), "--count=3", f"--out={tmp_path}/waves"]) == 0
     assert f"3 waves, 8000 Hz, in {tmp_path}/waves" in capsys.readouterr().out
