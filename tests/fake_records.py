@@ -8,6 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
+from paragan.core.wav_files import encode_wav
+from paragan.report.embedded_audio import GENERATED, REAL, wave_name, waves_dir
+
 RATE = 8000
 
 
@@ -20,6 +23,15 @@ def wav_bytes(samples: np.ndarray, rate: int = RATE) -> bytes:
         out.setframerate(rate)
         out.writeframes(samples.astype("<i2").tobytes())
     return file.getvalue()
+
+
+def write_wave_samples(run_dir: Path, kimg: int, waves: np.ndarray, rate: int = RATE) -> None:
+    """Write waves [n, 2, C, T], generated and real, as a run does."""
+    folder = waves_dir(run_dir, kimg)
+    folder.mkdir(parents=True)
+    for number, pair in enumerate(waves):
+        for side, samples in zip((GENERATED, REAL), pair):
+            (folder / wave_name(number, side)).write_bytes(encode_wav(samples, rate))
 
 
 def noise(count: int, seed: int = 0) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""`paragan sample` and `paragan serve`: images of a trained model as files, as a video, or on a web page."""
+"""`paragan sample` and `paragan serve`: samples of a trained model as files, as a video, or on a web page."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ MODEL_HELP = "a run folder, a model folder, RUN_DIR/best, or user/name on the Hu
 
 EXAMPLES = """examples:
   paragan sample runs/00000-* --labels 3,7 --out grid.png            or samples.npz, or a folder
+  paragan sample runs/00001-* --out reconstructions                  of a vocoder: WAV files, from the data of the run
   paragan sample runs/00000-* --video walk.mp4 --seconds 8           through the latent space and back; .gif, .webp
   paragan sample user/name --truncation 0.7 --out grid.png           a model of the Hugging Face hub
 """
@@ -35,7 +36,9 @@ def add_sample_command(commands: Any) -> None:
     p.add_argument("--truncation", type=float, default=1.0, metavar="PSI", help="below 1: less variety (1)")
     p.add_argument("--seed", type=int, default=0, metavar="N", help="of the latents (0)")
     where = p.add_mutually_exclusive_group(required=True)
-    where.add_argument("--out", metavar="FILE|FOLDER", help="grid.png, samples.npz or a folder")
+    where.add_argument(
+        "--out", metavar="FILE|FOLDER", help="grid.png, samples.npz or a folder, of WAV files if samples are waves"
+    )
     where.add_argument("--video", metavar="FILE", help="a walk through samples in a loop: .mp4, .gif, .webp")
     p.add_argument("--seconds", type=float, default=8.0, metavar="S", help="length of the video (8)")
     p.add_argument("--fps", type=float, default=30.0, metavar="F", help="frames per second of the video (30)")
@@ -58,7 +61,9 @@ def _sample(options: argparse.Namespace, rest: list[str], arguments: list[str]) 
     labels = model.labels(options.count, _split_labels(options), options.seed)
     samples = model.sampler.images(range(options.count), labels, options.seed, options.truncation)
     _save_samples(options, model, samples, labels)
-    kind = "records" if model.spec.array_shape else "images"
+    kind = "images"
+    if model.spec.array_shape:
+        kind = f"waves, {model.spec.sample_rate} Hz," if model.spec.sample_rate else "records"
     sys.stdout.write(f"{options.count} {kind} in {options.out}\n{_describe_visible_channels(model, options.out)}")
     return 0
 
@@ -90,9 +95,9 @@ def _save_samples(options: argparse.Namespace, model: Model, samples: Any, label
     from paragan.core.image_grid import save_arrays, save_images
 
     if model.spec.array_shape:
-        save_arrays(
-            samples.numpy(), labels, Path(options.out), lambda: _plot_records(options, samples.numpy()), model.classes
-        )
+        x = samples.numpy()
+        rate = model.spec.sample_rate
+        save_arrays(x, labels, Path(options.out), lambda: _plot_records(options, x), model.classes, rate)
     else:
         save_images(samples.permute(0, 2, 3, 1).numpy(), labels, Path(options.out), model.classes)
 
@@ -134,15 +139,22 @@ def load_model_from_options(options: argparse.Namespace) -> Model:
 
 
 def load_conditioning_data(options: argparse.Namespace, path: Path) -> Any:
-    """Load the data that user-defined networks take as input: those of --data, or of the run. None if not needed."""
+    """Load the data that networks may take as input: those of --data, or of the run. None if there is no need.
+
+    Args:
+        options: of a command; --nets names user-defined networks.
+        path: the model: a run folder, or a folder in it, or a file in that.
+    """
     from paragan.config.resolve import load_dataset
     from paragan.config.run import Run
-    from paragan.train.run_dir import load_run_without_user_code
+    from paragan.config.user_code import conditioning_input_of
+    from paragan.train.run_dir import load_builtin_nets, load_run_without_user_code
 
-    run_file = path / "run.yaml"
-    if not options.nets or not (options.data or run_file.exists()):
+    model_dir = path.parent if path.is_file() else path
+    run_dir = next((folder for folder in (model_dir, model_dir.parent) if (folder / "run.yaml").exists()), None)
+    if not options.data and not (run_dir and (options.nets or conditioning_input_of(load_builtin_nets(run_dir)))):
         return None
-    run = load_run_without_user_code(path) if run_file.exists() else Run()
+    run = load_run_without_user_code(run_dir) if run_dir else Run()
     data = dataclasses.replace(run.data, path=options.data or run.data.path)
     return load_dataset(data)
 
@@ -156,7 +168,7 @@ def _plot_records(options: argparse.Namespace, records: Any) -> Any:
     dataset = load_conditioning_data(options, Path(options.run_dir))
     if dataset is None:
         return plot_arrays(records, records)
-    return render_samples(load_user_nets(options.nets), records, dataset)
+    return render_samples(load_user_nets(options.nets) if options.nets else None, records, dataset)
 
 
 # serve ------------------------------------------------------------------------------------------------

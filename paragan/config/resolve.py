@@ -25,7 +25,7 @@ def make_spec(options: DataOptions, dataset: Dataset) -> Spec:
     """Return what the networks of a run are built for: resolution, channels and classes, or the shape of an array."""
     classes = len(dataset.classes) if options.labels else 0
     if dataset.is_array:
-        return Spec(0, 0, classes, dataset.shape, dataset.fields, dataset.main_field)
+        return Spec(0, 0, classes, dataset.shape, dataset.fields, dataset.main_field, dataset.sample_rate)
     channels, _, _ = dataset.shape
     return Spec(dataset.size.resolution, channels, classes, fields=dataset.fields, main_field=dataset.main_field)
 

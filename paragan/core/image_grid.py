@@ -1,4 +1,4 @@
-"""Write images as a grid, an `.npz`, or a folder of PNGs."""
+"""Write samples: images as a grid, an `.npz` or a folder of PNGs; arrays as an `.npz`, a picture or a folder of WAV."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ from PIL import Image
 
 from paragan.core.atomic_write import atomic_output
 from paragan.core.errors import UsageError
+from paragan.core.wav_files import encode_wav
 
 GAP_PX = 2  # between the images of a grid
 GREY = 128  # colour of the gap
 IMAGE_OUTPUTS_HINT = "grid.png, samples.npz, or a folder (a name without extension)"
+WAVE_OUTPUTS_HINT = "a folder (a name without extension), samples.npz, or picture.png"
 
 
 def make_grid(images: np.ndarray, columns: int | None = None, scale: int = 1) -> Image.Image:
@@ -90,21 +92,28 @@ def save_arrays(
     out: Path,
     make_picture: Callable[[], np.ndarray],
     classes: Sequence[str] = (),
+    sample_rate: int = 0,
 ) -> None:
-    """Write arrays of numbers: as an `.npz` that `--data` accepts, or as a picture.
+    """Write arrays of numbers: as an `.npz` that `--data` accepts, or as a picture; waves also as a folder of WAV.
 
     Args:
-        x: [N, ...] float32.
+        x: [N, ...] float32; waves are [N, C, T].
         labels: [N] integers, or None.
-        out: a name ending in `.npz` or `.png`.
+        out: a name ending in `.npz` or `.png`; for waves also one without extension, a folder as in `save_images`.
         make_picture: returns the picture [H, W, 3] uint8; called for `.png` only.
         classes: [K] names of the classes.
+        sample_rate: of waves, Hz; 0 for other arrays.
 
     Raises:
-        UsageError: another extension.
+        UsageError: another extension, or `out` cannot be written.
     """
-    suffix = out.suffix.lower()
-    if out.is_dir() or suffix not in (".npz", ".png"):
+    suffix = "" if out.is_dir() else out.suffix.lower()
+    if sample_rate and not suffix:
+        _write_waves(x, labels, out, classes, sample_rate)
+        return
+    if suffix not in (".npz", ".png"):
+        if sample_rate:
+            raise UsageError(f"--out={out}: not possible for waves. Use {WAVE_OUTPUTS_HINT}.")
         raise UsageError(f"--out={out}: not possible for arrays of numbers. Use samples.npz or picture.png.")
     arrays = {"x": x} | _label_arrays(labels, classes)
     with atomic_output(out) as path, path.open("wb") as file:
@@ -142,22 +151,44 @@ def _write_npz(images: np.ndarray, labels: np.ndarray | None, out: Path, classes
 
 
 def _write_folder(images: np.ndarray, labels: np.ndarray | None, out: Path, classes: Sequence[str]) -> None:
-    if out.exists() and not out.is_dir():
-        raise UsageError(f"--out={out}: this is a file. Use {IMAGE_OUTPUTS_HINT}.")
-    if out.is_dir() and any(out.iterdir()):
-        raise UsageError(f"--out={out}: the folder is not empty. Name a new one.")
+    _check_folder(out, IMAGE_OUTPUTS_HINT)
     if images.shape[3] not in (1, 3, 4):
         raise UsageError(f"--out={out}: files hold 1, 3 or 4 channels, not {images.shape[3]}. Use samples.npz.")
-    paths = [out / name for name in _file_names(len(images), labels, classes)]
-    for folder in sorted({path.parent for path in paths}):
-        folder.mkdir(parents=True, exist_ok=True)
+    paths = _make_folders(out, _file_names(len(images), ".png", labels, classes))
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         list(pool.map(lambda path, image: _to_pil(image).save(path), paths, images))
 
 
-def _file_names(count: int, labels: np.ndarray | None, classes: Sequence[str]) -> list[str]:
+def _write_waves(
+    waves: np.ndarray, labels: np.ndarray | None, out: Path, classes: Sequence[str], sample_rate: int
+) -> None:
+    _check_folder(out, WAVE_OUTPUTS_HINT)
+    try:
+        for path, wave in zip(_make_folders(out, _file_names(len(waves), ".wav", labels, classes)), waves):
+            path.write_bytes(encode_wav(wave, sample_rate))
+    except OSError as error:
+        raise UsageError(f"--out={error.filename or out}: cannot be written: {error.strerror or error}") from None
+
+
+def _check_folder(out: Path, outputs_hint: str) -> None:
+    """Raise UsageError unless `out` is a new or empty folder."""
+    if out.exists() and not out.is_dir():
+        raise UsageError(f"--out={out}: this is a file. Use {outputs_hint}.")
+    if out.is_dir() and any(out.iterdir()):
+        raise UsageError(f"--out={out}: the folder is not empty. Name a new one.")
+
+
+def _make_folders(out: Path, names: Sequence[str]) -> list[Path]:
+    """Create the folders of files with these names in `out`. Returns the paths of the files."""
+    paths = [out / name for name in names]
+    for folder in sorted({path.parent for path in paths}):
+        folder.mkdir(parents=True, exist_ok=True)
+    return paths
+
+
+def _file_names(count: int, suffix: str, labels: np.ndarray | None, classes: Sequence[str]) -> list[str]:
     if labels is None:
-        return [f"{index:06d}.png" for index in range(count)]
+        return [f"{index:06d}{suffix}" for index in range(count)]
     width = len(str(labels.max()))
     has_folder_names = bool(classes) and _can_be_folders(classes)
     count_by_label: dict[int, int] = {}
@@ -165,7 +196,7 @@ def _file_names(count: int, labels: np.ndarray | None, classes: Sequence[str]) -
     for label in labels.tolist():
         number = count_by_label.get(label, 0)
         folder = classes[label] if has_folder_names else f"{label:0{width}d}"
-        names.append(f"{folder}/{number:06d}.png")
+        names.append(f"{folder}/{number:06d}{suffix}")
         count_by_label[label] = number + 1
     return names
 

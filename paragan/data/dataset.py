@@ -94,6 +94,11 @@ class Dataset:
         return self.images.layout.main if isinstance(self.images, StreamingRecords) else ""
 
     @property
+    def sample_rate(self) -> int:
+        """Sample rate of the waves that D judges, Hz; 0 for other data, and for arrays, which have none."""
+        return self.images.sample_rate if isinstance(self.images, StreamingRecords) else 0
+
+    @property
     def is_array(self) -> bool:
         """Whether the data is numbers rather than images."""
         return self.images.dtype == np.float32

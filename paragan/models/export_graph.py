@@ -75,7 +75,7 @@ def _export(sampler: Sampler, classes: int, graph_format: GraphFormat, path: Pat
     if not sampler.uses_latents:
         raise UsageError("export: this generator takes data, not latents, so it has no graph of its own")
     write, read = {"onnx": (_write_onnx, _load_onnx), "torch-export": (_write_pt2, _load_pt2)}[graph_format]
-    graph = ExportedGenerator(frozen_copy(sampler.g))
+    graph = ExportedGenerator(frozen_copy(sampler.g), sampler.main_field)
     with atomic_output(path) as hidden, warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")  # from torch's exporters
         file = hidden.with_name(hidden.name + SUFFIXES[graph_format])
@@ -88,14 +88,18 @@ def _export(sampler: Sampler, classes: int, graph_format: GraphFormat, path: Pat
 
 
 class ExportedGenerator(nn.Module):
-    """The exported module: it takes tensors only."""
+    """The exported module: it takes and returns tensors only.
 
-    def __init__(self, g: nn.Module):
+    main_field : the field of G's output that D judges, if G returns a NamedTuple
+    """
+
+    def __init__(self, g: nn.Module, main_field: str = "images"):
         super().__init__()
         self.g = g
+        self.main_field = main_field
 
     def forward(self, z: Tensor, label: Tensor | None = None) -> Tensor:
-        return primary_array(self.g(z, label))
+        return primary_array(self.g(z, label), self.main_field)
 
 
 def frozen_copy(g: nn.Module) -> nn.Module:

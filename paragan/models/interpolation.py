@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from paragan.core.host_copies import copy_to_device
-from paragan.core.types import primary_array
 from paragan.models.sampler import Sampler
 
 
@@ -44,12 +43,12 @@ def sample_interpolated(
     """
     z = copy_to_device(z.contiguous(), sampler.device)
     if label_pair is None:
-        return sampler.to_output(primary_array(sampler.g(z, None))).cpu()
+        return sampler.to_output(sampler.generate(z, None)).cpu()
     a, b = (torch.full((len(z),), label, device=sampler.device) for label in label_pair)
     if label_pair[0] == label_pair[1]:
-        return sampler.to_output(primary_array(sampler.g(z, a))).cpu()
+        return sampler.to_output(sampler.generate(z, a)).cpu()
     with blended_labels(sampler, b, copy_to_device(torch.as_tensor(weight), sampler.device).expand(len(z))):
-        return sampler.to_output(primary_array(sampler.g(z, a))).cpu()
+        return sampler.to_output(sampler.generate(z, a)).cpu()
 
 
 @contextlib.contextmanager

@@ -312,7 +312,8 @@ def make_sampler(
         source = DataSource(dataset, conditioning_input)
     else:
         raise UsageError(f"{nets.name}: its input is data. Use --data PATH (in Python, dataset=...)")
-    return Sampler(g, source, prior, device, to_output=to_float32 if spec.array_shape else to_uint8)
+    to_output = to_float32 if spec.array_shape else to_uint8
+    return Sampler(g, source, prior, device, to_output=to_output, main_field=spec.main_field or "images")
 
 
 def resolve_nets(config: Any, user_nets: Any, folder: Path) -> Any:

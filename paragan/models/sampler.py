@@ -86,6 +86,7 @@ class Sampler:
 
     source     : makes the inputs of G
     to_output  : converts the output of G, to uint8 for images
+    main_field : the field of G's output that D judges, if G returns a NamedTuple
     """
 
     g: nn.Module
@@ -94,6 +95,7 @@ class Sampler:
     device: torch.device = CPU
     batch_size: int = 256
     to_output: Callable[[Tensor], Tensor] = field(default_factory=lambda: to_uint8)
+    main_field: str = "images"
 
     @property
     def latent_size(self) -> int:
@@ -131,11 +133,15 @@ class Sampler:
             batches += self._run(z, y)
         return torch.cat(batches)
 
+    def generate(self, z: Tensor, labels: Tensor | None) -> Tensor:
+        """Return the array that D judges of the output of G, [n, ...], on the device."""
+        return primary_array(self.g(z, labels), self.main_field)
+
     def _run(self, z: Tensor, y: Tensor | None) -> list[Tensor]:
         """Return the outputs of G on the host; in smaller batches where the device has too little memory."""
         try:
             labels = None if y is None else copy_to_device(y, self.device)
-            return [self.to_output(primary_array(self.g(copy_to_device(z, self.device), labels))).cpu()]
+            return [self.to_output(self.generate(copy_to_device(z, self.device), labels)).cpu()]
         except torch.OutOfMemoryError:
             if len(z) == 1:
                 raise

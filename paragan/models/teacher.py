@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from paragan.core.errors import UsageError
-from paragan.core.types import primary_array
 from paragan.models.model import labels_without_generator, load_model
 from paragan.models.sampler import PerLabelSampler
 from paragan.nets import Spec
@@ -61,7 +60,7 @@ class Teacher:
         present_labels, counts = labels[order].unique_consecutive(return_counts=True)
         parts = latents[order].split(counts.tolist())
         labels_and_parts = zip(present_labels.tolist(), parts)
-        images = [primary_array(self.sampler.for_label(label).g(part, None)) for label, part in labels_and_parts]
+        images = [self.sampler.for_label(label).generate(part, None) for label, part in labels_and_parts]
         return torch.cat(images)[order.argsort()]
 
 

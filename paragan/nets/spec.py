@@ -20,6 +20,7 @@ class Spec:
     array_shape : shape of a record, for arrays of numbers that are no images
     fields      : of records of several arrays, the shape of each by name
     main_field  : the name of the one that D judges, whose shape is `shape`; "" for other data
+    sample_rate : of waves [C, T], Hz; 0 for other data, and for waves of which it is not known
     """
 
     resolution: Resolution
@@ -28,6 +29,7 @@ class Spec:
     array_shape: tuple[int, ...] = ()
     fields: Mapping[str, tuple[int, ...]] = field(default_factory=dict[str, tuple[int, ...]], hash=False)
     main_field: str = ""
+    sample_rate: int = 0
 
     def __post_init__(self):
         object.__setattr__(self, "resolution", parse_resolution(self.resolution))

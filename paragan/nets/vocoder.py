@@ -76,11 +76,16 @@ class HiFiGAN:
         return wave_discriminator(self.periods, self.resolutions, self.d_width, self.resolution_width)
 
     def check(self, spec: Spec) -> None:
-        """Raise `UsageError` if the data are no waves of whole frames, or sizes do not fit each other."""
+        """Raise `UsageError` if the data are no waves of whole frames and this rate, or sizes do not fit each other."""
         shape = spec.shape
         if not spec.array_shape or len(shape) != 2 or shape[0] != 1:
             raise UsageError(
                 f"--nets=hifigan: makes waves [1, T], and the data are {list(shape)}. Use audio, or records [1, T]"
+            )
+        if spec.sample_rate not in (0, self.sample_rate):
+            raise UsageError(
+                f"nets.sample_rate={self.sample_rate}: the audio has {spec.sample_rate} Hz. "
+                f"Use nets.sample_rate={spec.sample_rate}"
             )
         samples = shape[1]
         if samples % self.hop:

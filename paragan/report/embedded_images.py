@@ -82,7 +82,7 @@ def make_gallery(run_dir: Path, max_chars: int) -> ImageGallery:
     images: dict[Path, EmbeddedImage | None] = {}
     for path in [*(path for _, path in chosen), reals]:
         if path in files:
-            images[path] = _embed_bytes(path.name, files[path], large if path in (latest, reals) else small)
+            images[path] = embed_png(path.name, files[path], large if path in (latest, reals) else small)
     fakes = tuple((kimg, image) for kimg, path in chosen if (image := images[path]))
     notes = [f"{path.name} is not a complete image and is left out." for path in images if not images[path]]
     if len(chosen) < len(grids):
@@ -102,7 +102,7 @@ def latest_grid(run_dir: Path, max_chars: int) -> tuple[int, EmbeddedImage] | No
 
 def embed_image(path: Path, max_chars: int) -> EmbeddedImage | None:
     """Embed a PNG file in at most `max_chars` characters of page. None if it is missing or incomplete."""
-    return _embed_bytes(path.name, path.read_bytes(), max_chars) if path.is_file() else None
+    return embed_png(path.name, path.read_bytes(), max_chars) if path.is_file() else None
 
 
 def _data_uri_length(num_bytes: int) -> int:
@@ -124,7 +124,8 @@ def _open_image(data: bytes) -> Image.Image | None:
             return None
 
 
-def _embed_bytes(name: str, data: bytes, max_chars: int) -> EmbeddedImage | None:
+def embed_png(name: str, data: bytes, max_chars: int) -> EmbeddedImage | None:
+    """Embed the content of a PNG file in at most `max_chars` characters of page. None if it is incomplete."""
     image = _open_image(data)
     if image is None or not data.endswith(PNG_END):
         return None

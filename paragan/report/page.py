@@ -14,6 +14,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from paragan.core.atomic_write import atomic_write_bytes
 from paragan.report import number_format
 from paragan.report.charts import extra_charts, score_charts, standard_charts
+from paragan.report.embedded_audio import ReportAudio, load_audio
 from paragan.report.embedded_images import EmbeddedImage, ImageGallery, latest_grid, make_gallery
 from paragan.report.figures import ReportFigures, load_figures
 from paragan.report.labels import MAX_LABELS, LabelProgress
@@ -49,33 +50,40 @@ def write_report(run_dir: Path, out: Path | None = None) -> Path:
     run_data = read_run_data(Path(run_dir))
     target = out or run_data.path / "report.html"
     in_run_dir = target.parent.resolve() == run_data.path.resolve()
-    variables, max_image_chars = _template_variables(run_data, link_labels=in_run_dir)
-    figures = load_figures(run_data.path, max_image_chars // 3)
-    label_grids = list(_latest_label_grids(run_data, max_image_chars // 3))
-    used_chars = figures.num_chars + sum(len(image.uri) for _, _, image in label_grids)
-    gallery = make_gallery(run_data.path, max_image_chars - used_chars)
-    page = render_page("page.html", **variables, gallery=gallery, figures=figures, label_grids=label_grids)
+    variables, max_media_chars = _template_variables(run_data, link_labels=in_run_dir)
+    figures = load_figures(run_data.path, max_media_chars // 3)
+    label_grids = list(_latest_label_grids(run_data, max_media_chars // 3))
+    audio = load_audio(run_data.path, max_media_chars // 3)
+    used_chars = figures.num_chars + audio.num_chars + sum(len(image.uri) for _, _, image in label_grids)
+    gallery = make_gallery(run_data.path, max_media_chars - used_chars)
+    media = {"gallery": gallery, "audio": audio, "figures": figures, "label_grids": label_grids}
+    page = render_page("page.html", **variables, **media)
     atomic_write_bytes(target, page)
     return target
 
 
 def _template_variables(run_data: RunData, link_labels: bool) -> tuple[dict[str, Any], int]:
-    """Return the variables of page.html without its images, and the characters left for images.
+    """Return the variables of page.html without its images and waves, and the characters left for these.
 
-    Images get at least a third of a page; lists are shortened until they do.
+    They get at least a third of a page; lists are shortened until they do.
     link_labels: link the pages of labels, which works from inside the run folder only.
     """
-    no_images = {"gallery": ImageGallery((), None, ()), "figures": ReportFigures(), "label_grids": []}
+    no_media = {
+        "gallery": ImageGallery((), None, ()),
+        "audio": ReportAudio(),
+        "figures": ReportFigures(),
+        "label_grids": [],
+    }
     variables = {**_chart_variables(run_data), "link_labels": link_labels}
-    max_image_chars = 0
+    max_media_chars = 0
     for divisor in (1, 4, 16, 64):
         variables |= _run_variables(run_data, divisor)
         variables |= _score_variables(run_data, divisor)
         variables["abridged"] = divisor > 1
-        max_image_chars = MAX_PAGE_BYTES - 50_000 - len(render_page("page.html", **variables, **no_images))
-        if max_image_chars > MAX_PAGE_BYTES // 3:
+        max_media_chars = MAX_PAGE_BYTES - 50_000 - len(render_page("page.html", **variables, **no_media))
+        if max_media_chars > MAX_PAGE_BYTES // 3:
             break
-    return variables, max(max_image_chars, 0)
+    return variables, max(max_media_chars, 0)
 
 
 def render_page(template: str, **variables: Any) -> bytes:

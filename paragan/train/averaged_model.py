@@ -113,7 +113,7 @@ def averaged_sampler(session: Session, dataset: Dataset) -> Iterator[Sampler]:
     to_output = to_float32 if dataset.is_array else to_uint8
     with averaged_networks(session), recalibrated_bn(game.g, source, game.labels, session.run.seed) as g:
         prior = LabelPrior.from_labels(game.labels, classes)
-        yield Sampler(g, source, prior, session.world.device, to_output=to_output)
+        yield Sampler(g, source, prior, session.world.device, to_output=to_output, main_field=game.primary)
 
 
 def make_source(session: Session, dataset: Dataset) -> LatentSource | DataSource:

@@ -25,7 +25,7 @@ from paragan.core.errors import UsageError
 from paragan.core.schema import did_you_mean, from_dict, read_yaml, to_yaml
 from paragan.models.model import wrap_config_errors
 from paragan.models.model_files import read_model_config
-from paragan.nets import Spec
+from paragan.nets import Nets, Spec
 
 
 class RunDir:
@@ -153,6 +153,15 @@ def load_run_without_user_code(folder: Path) -> Run:
     record = read_yaml(folder / "run.yaml")
     with wrap_run_errors(folder):
         return load_without_user_code(record)
+
+
+def load_builtin_nets(folder: Path) -> Any:
+    """Return the networks of the run that a folder holds, or None if they are user code."""
+    nets = read_yaml(folder / "run.yaml").get("nets")
+    if not isinstance(nets, dict) or ":" in str(nets.get("name")):
+        return None
+    with wrap_run_errors(folder):
+        return from_dict(Nets, nets)  # pyright: ignore
 
 
 def require_run_dir(path: Path) -> Path:

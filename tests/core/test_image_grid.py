@@ -7,6 +7,7 @@ from PIL import Image
 from advice import Case, advises, case_id
 from paragan.core.errors import UsageError
 from paragan.core.image_grid import make_grid, save_arrays, save_images
+from paragan.core.wav_files import read_wav
 from paragan.data.dataset import load_data
 
 RNG = np.random.default_rng(0)
@@ -160,6 +161,31 @@ def test_arrays_of_numbers_are_saved_as_advised(name, tmp_path):
     assert (load_data(str(tmp_path / "samples.npz"), resolution=None).images == x).all()
     with Image.open(tmp_path / "picture.png") as picture:
         assert picture.size == (8, 8)
+
+
+def test_waves_are_saved_as_advised(tmp_path):
+    waves = RNG.uniform(-1, 1, (3, 2, 40)).astype(np.float32)
+
+    def save(out, labels=None, classes=()):
+        save_arrays(waves, labels, tmp_path / out, lambda: noise(8, 8, 3), classes, 8000)
+
+    with advises(
+        f"--out={tmp_path}/a.wav: not possible for waves. "
+        "Use a folder (a name without extension), samples.npz, or picture.png."
+    ):
+        save("a.wav")
+    save("samples.npz")
+    save("picture.png")
+    save("waves", np.array([1, 0, 1]), ("no", "yes"))
+    names = sorted(str(path.relative_to(tmp_path / "waves")) for path in (tmp_path / "waves").glob("*/*"))
+    assert names == ["no/000000.wav", "yes/000000.wav", "yes/000001.wav"]
+    last = read_wav(tmp_path / "waves" / "yes" / "000001.wav", 10_000)
+    assert last
+    assert last.sample_rate == 8000
+    np.testing.assert_allclose(last.samples, waves[2], atol=1 / 32768)
+    (tmp_path / "file").touch()
+    assert "this is a file. Use a folder (a name" in error_message(save, "file")
+    assert "is not empty. Name a new one" in error_message(save, "waves")
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):

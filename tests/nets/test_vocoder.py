@@ -160,6 +160,12 @@ def test_waves_fit_as_advised():
     HiFiGAN().check(Spec(0, 0, array_shape=(1, 512)))
 
 
+def test_the_rate_fits_as_advised():
+    with advises("nets.sample_rate=8000: the audio has 22050 Hz. Use nets.sample_rate=22050"):
+        HiFiGAN().check(Spec(0, 0, array_shape=(1, 1024), sample_rate=22050))
+    HiFiGAN(sample_rate=22050).check(Spec(0, 0, array_shape=(1, 1024), sample_rate=22050))
+
+
 def test_sizes_fit_as_advised():
     with advises("nets.width=30: cannot be halved 2 times. Use nets.width=32"):
         HiFiGAN(width=30).check(Spec(0, 0, array_shape=(1, 1024)))

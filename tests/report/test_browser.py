@@ -7,6 +7,7 @@ import pytest
 from PIL import Image
 
 from browser import Browser
+from fake_records import write_wave_samples
 from paragan.report.comparison import write_comparison
 from paragan.report.page import MAX_PAGE_BYTES, write_report
 from processes import train_tiny
@@ -34,6 +35,7 @@ def run_dir(tmp_path_factory):
     event = {"kimg": 0.1, "step": 6, "kind": "collapse", "message": EVIL, "key": EVIL, "value": 1, "action": "warned"}
     (folder / "health.jsonl").write_text(json.dumps(event) + "\n")
     noise = np.random.default_rng(0)
+    write_wave_samples(folder, 0, noise.uniform(-1, 1, (2, 2, 1, 4000)))
     for kimg in range(1, 14):
         pixels = noise.integers(0, 256, (300, 300, 3), np.uint8)
         Image.fromarray(pixels).save(folder / f"fakes{kimg:06d}.png", compress_level=1)
@@ -57,6 +59,7 @@ def test_the_page_loads_nothing_and_fits(tab):
     assert has_no_horizontal_scroll(tab)
     assert tab.evaluate("[...document.images].every(image => image.complete && image.naturalWidth > 0)")
     assert tab.evaluate("[...document.images].every(image => image.alt)")
+    tab.wait_until("[...document.querySelectorAll('audio')].filter(audio => audio.duration == 0.5).length == 4")
     assert tab.evaluate("document.body.innerText.includes('<script>console.error(1)')")
 
 

@@ -13,8 +13,9 @@ from torch import Tensor
 
 from paragan.core.devices import backend_of
 from paragan.core.rng import CPU
+from paragan.core.wav_files import INT16_SCALE
 from paragan.data.loader.prefetch import PrefetchPipeline
-from paragan.data.records.layout import INT16_SCALE, RecordLayout
+from paragan.data.records.layout import RecordLayout
 from paragan.data.records.streaming_records import StreamingRecords
 from paragan.data.streaming import StreamingRows
 

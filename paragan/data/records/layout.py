@@ -14,12 +14,12 @@ from functools import cached_property
 import numpy as np
 
 from paragan.core.errors import UsageError
+from paragan.core.wav_files import INT16_SCALE
 from paragan.data.formats.record_source import DEFAULT_FIELDS
 from paragan.data.storage.filesystem import printable
 
 ALIGNMENT_BYTES = 16  # of a field in its row: more than any type needs
 FIELD_DTYPES = (np.dtype(np.float32), np.dtype(np.float16), np.dtype(np.int16), np.dtype(np.uint8))
-INT16_SCALE = 32768  # int16 becomes float32 in [-1, 1) by this divisor
 
 
 @dataclass(frozen=True)

@@ -67,6 +67,13 @@ class StreamingRecords(StreamingRows):
         return len(self), *self.layout.main_field.shape
 
     @property
+    def sample_rate(self) -> int:
+        """Sample rate of the array that D judges, Hz, if that is as long as audio of the data set; else 0."""
+        shape = self.layout.main_field.shape
+        is_wave = len(shape) == 2 and shape[0] == (self.options.channels or 1)
+        return self.options.sample_rate if is_wave else 0
+
+    @property
     def row_shape(self) -> tuple[int, ...]:
         """The bytes of all fields."""
         return (self.layout.nbytes,)
@@ -89,7 +96,8 @@ class StreamingRecords(StreamingRows):
         arrays = {field.name: np.zeros((1, *field.shape), field.dtype) for field in self.layout.fields}
         source = ArrayRecords(self.source.location, arrays)
         bad_samples = BadSamples(None, 1, source.sample_name, 0.0, noun="record")
-        return StreamingRecords(source, bad_samples, RecordOptions(field=self.layout.main), self.layout)
+        options = RecordOptions(self.layout.main, sample_rate=self.options.sample_rate, channels=self.options.channels)
+        return StreamingRecords(source, bad_samples, options, self.layout)
 
     def substitute(self, index: int, reason: str, out: np.ndarray, variation: Variation = None) -> None:
         """As for any data; a failure of the user's transform is raised, with the name of the record."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
@@ -84,9 +85,9 @@ class _OpenFile:
     def __init__(self, path: Path):
         self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
-    def __del__(self) -> None:
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:  # an argument: `os` is gone when Python exits
         if self.fd >= 0:
-            os.close(self.fd)
+            close(self.fd)
 
 
 def truncated_error(available: int, requested: int) -> DecodeError:

@@ -1,4 +1,4 @@
-"""Write sample grids: fakesNNNNNN.png while a run trains, reals.png once in the same layout.
+"""Write samples: fakesNNNNNN.png while a run trains, reals.png once in the same layout; waves also as files of audio.
 
 Arrays that are no images, and images made from images, are drawn by the networks' own `render` or by their shape.
 """
@@ -15,10 +15,12 @@ from PIL import Image
 
 from paragan.config.user_code import conditioning_input_of, render_fn_of
 from paragan.core.array_plots import check_picture, num_panels, plot_arrays
-from paragan.core.atomic_write import atomic_output
+from paragan.core.atomic_write import atomic_output, atomic_write_bytes
 from paragan.core.image_grid import integer_upscale, make_grid, visible_channels
+from paragan.core.wav_files import encode_wav
 from paragan.data.dataset import Dataset
 from paragan.models.sampler import PerLabelSampler, Sampler
+from paragan.report.embedded_audio import GENERATED, MAX_PAIRS, REAL, wave_name, waves_dir
 from paragan.train.averaged_model import averaged_sampler
 from paragan.train.callbacks.log import LogCallback
 from paragan.train.session import Session, has_crossed_kimg
@@ -28,7 +30,7 @@ SAMPLE_SEED = 0
 
 @dataclass(frozen=True)
 class SampleCallback:
-    """Writes sample grids of the averaged generator, always from the same latents, the first after the first round."""
+    """Writes samples of the averaged generator, always from the same latents, the first after the first round."""
 
     folder: Path
     dataset: Dataset
@@ -42,26 +44,32 @@ class SampleCallback:
             self.draw(session)
 
     def draw(self, session: Session) -> None:
-        """Write the grid now. All ranks call this where rank 0 does not have both players."""
-        path = self.folder / f"fakes{round(session.clock.kimg):06d}.png"
+        """Write samples now. All ranks call this where rank 0 does not have both players."""
         with averaged_sampler(session, self.dataset) as sampler:
             if not session.world.is_main:
                 return
-            pictures = draw_fakes(sampler, session.run.nets, self.dataset, session.game.labels, path)
+            kimg = round(session.clock.kimg)
+            pictures = draw_fakes(sampler, session.run.nets, self.dataset, session.game.labels, self.folder, kimg)
         self.log.tensorboard.add_images("fakes", pictures[:64], session.clock.images, dataformats="NHWC")
 
 
 def draw_fakes(
-    sampler: Sampler | PerLabelSampler, nets: Any, dataset: Dataset, labels: np.ndarray | None, path: Path
+    sampler: Sampler | PerLabelSampler, nets: Any, dataset: Dataset, labels: np.ndarray | None, folder: Path, kimg: int
 ) -> np.ndarray:
-    """Write a picture of a sampler's images to `path`.
+    """Write a picture of a sampler's images to fakesNNNNNN.png, and waves with real ones to WAV files.
 
     Args:
+        sampler: makes the images.
+        nets: the networks, which may draw the picture.
+        dataset: the real data.
         labels: of the data, if G is conditional; the grid then has a column per class.
+        folder: of the run.
+        kimg: training time, for the names of files.
 
     Returns:
         The images in it, [n, H, W, 3] uint8.
     """
+    path = folder / f"fakes{kimg:06d}.png"
     if has_image_grid(nets, dataset) or (isinstance(sampler, PerLabelSampler) and not dataset.is_array):
         indices, sample_labels, columns = grid_layout(labels)
         fakes = sampler.images(indices, sample_labels, SAMPLE_SEED).permute(0, 2, 3, 1).numpy()
@@ -72,7 +80,25 @@ def draw_fakes(
     samples = sampler.images(indices, sampler.labels(indices, SAMPLE_SEED), SAMPLE_SEED).numpy()
     picture = render_samples(nets, samples, dataset)
     save_png(picture, path)
+    if dataset.sample_rate:
+        write_wave_pairs(sampler, dataset, folder, kimg)
     return picture[None]
+
+
+def write_wave_pairs(sampler: Sampler | PerLabelSampler, dataset: Dataset, folder: Path, kimg: int) -> None:
+    """Write generated and real waves to samples/NNNNNNkimg/ of a run folder, of records from all parts of the data.
+
+    Where G is given data, a real wave is the one that the generated wave of its number was made from.
+    """
+    num_records = len(dataset.images)
+    count = min(MAX_PAIRS, num_records)
+    indices = [number * num_records // count for number in range(count)]
+    generated = sampler.images(indices, sampler.labels(indices, SAMPLE_SEED), SAMPLE_SEED).numpy()
+    target = waves_dir(folder, kimg)
+    target.mkdir(parents=True, exist_ok=True)
+    for side, waves in ((GENERATED, generated), (REAL, dataset.images[np.array(indices)])):
+        for number, samples in enumerate(waves):
+            atomic_write_bytes(target / wave_name(number, side), encode_wav(samples, dataset.sample_rate))
 
 
 def has_image_grid(nets: Any, dataset: Dataset) -> bool:

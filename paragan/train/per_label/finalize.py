@@ -51,7 +51,7 @@ def finalize(
         console.print(f"{kimg:g} kimg, all labels: {format_score_summary(scores)}")
         for line in format_failures(scores):
             console.print(line)
-    draw_fakes(model.sampler, run.nets, dataset, dataset.labels, folder / f"fakes{round(kimg):06d}.png")
+    draw_fakes(model.sampler, run.nets, dataset, dataset.labels, folder, round(kimg))
     stats_path = folder / "stats.jsonl"
     stats_path.unlink(missing_ok=True)
     stats_per_label = [read_jsonl(label_dir(folder / "labels", job.label) / "stats.jsonl") for job in jobs]

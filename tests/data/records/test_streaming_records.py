@@ -10,6 +10,8 @@ import torch
 
 import paragan as pg
 from fake_records import noise, wav_bytes, write_recordings
+from paragan.config.resolve import make_spec
+from paragan.config.sections import DataOptions
 from paragan.core.errors import RunError, UsageError
 from paragan.core.types import Batch
 from paragan.data.dataset import Dataset, load_data
@@ -42,6 +44,16 @@ def assert_equal(a: list[Batch], b: list[Batch]) -> None:
         assert all(torch.equal(x.fields[name], y.fields[name]) for name in x.fields)
         assert torch.equal(x.images, y.images)
         assert (x.labels is None) == (y.labels is None)
+
+
+def test_waves_have_the_rate_of_their_files(tmp_path):
+    recordings = write_recordings(tmp_path / "a", rate=11025)
+    data = load(recordings, dataclasses.replace(SEGMENTS, label_pattern=r"^(\d)_"))
+    assert data.sample_rate == data.only_class(0).sample_rate == make_spec(DataOptions(), data).sample_rate == 11025
+    assert data.images.blank().sample_rate == 11025
+    assert load(recordings, dataclasses.replace(SEGMENTS, field="energy")).sample_rate == 0
+    assert load(recordings, dataclasses.replace(SEGMENTS, sample_rate=8000, resample=True)).sample_rate == 8000
+    assert pg.from_arrays({"wave": data.images[:4]}).sample_rate == 0
 
 
 def test_a_batch_has_all_fields_as_float32(tmp_path):
