@@ -15,13 +15,14 @@ from torch import Tensor, nn
 
 from paragan.core.errors import UsageError
 from paragan.core.host_copies import copy_to_device
-from paragan.core.rng import CPU, LaneRng, philox_generator
+from paragan.core.rng import CPU, SampleRng, philox_generator
 from paragan.core.types import Batch, primary_array
 from paragan.data.dataset import Dataset
 from paragan.data.loader.device_transfer import read_model_input
 from paragan.game.game import ConditioningFn
 
 MAX_CACHED_BYTES = 1 << 30  # of a per-label model: generators in memory
+MAX_INPUT_ROWS = 64  # for which `conditioning_input` is called at once, so that large images fit into memory
 PREFETCH_BYTES = 1 << 28  # of a per-label model: images made ahead
 
 
@@ -65,15 +66,15 @@ class DataSource:
     conditioning_input: ConditioningFn
 
     def __call__(self, indices: Sequence[int], seed: int, truncation: float) -> Tensor:
-        return torch.cat([self._input_for(index, seed) for index in indices])
+        starts = range(0, len(indices), MAX_INPUT_ROWS)
+        return torch.cat([self._inputs_for(indices[start : start + MAX_INPUT_ROWS], seed) for start in starts])
 
-    def _input_for(self, index: int, seed: int) -> Tensor:
-        """Compute the input of one sample, so that its random numbers depend only on (seed, index)."""
-        row = self.rows([index])
-        labels = None if self.dataset.labels is None else torch.from_numpy(self.dataset.labels[row])
-        data = read_model_input(self.dataset.images, row)
-        rng = LaneRng(seed, index, (0,), 1)
-        return self.conditioning_input(Batch(data.images, labels, rng, fields=data.fields))
+    def _inputs_for(self, indices: Sequence[int], seed: int) -> Tensor:
+        """Compute the inputs of samples together. The random numbers of each depend only on (seed, index)."""
+        rows = self.rows(indices)
+        labels = None if self.dataset.labels is None else torch.from_numpy(self.dataset.labels[rows])
+        data = read_model_input(self.dataset.images, rows)
+        return self.conditioning_input(Batch(data.images, labels, SampleRng.of(seed, indices), fields=data.fields))
 
     def rows(self, indices: Sequence[int]) -> np.ndarray:
         """Return the indices of the images that these samples are made from, [n]."""
