@@ -19,7 +19,6 @@ from paragan.core.rng import CPU, SampleRng, philox_generator
 from paragan.core.types import Batch, primary_array
 from paragan.data.dataset import Dataset
 from paragan.data.loader.device_transfer import read_model_input
-from paragan.data.records.streaming_records import StreamingRecords
 from paragan.game.game import ConditioningFn
 
 MAX_CACHED_BYTES = 1 << 30  # of a per-label model: generators in memory
@@ -65,12 +64,6 @@ class DataSource:
 
     dataset: Dataset
     conditioning_input: ConditioningFn
-
-    @property
-    def sample_rate(self) -> int:
-        """Of audio, Hz; 0 for other data."""
-        images = self.dataset.images
-        return images.options.sample_rate if isinstance(images, StreamingRecords) else 0
 
     def reals(self, indices: Sequence[int]) -> Tensor:
         """Return the data that these samples are made from, as networks get them."""
