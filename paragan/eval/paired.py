@@ -43,7 +43,7 @@ def stft_distances(fakes: Tensor, reals: Tensor, sample_rate: int) -> Tensor:
 
 
 def mel_config(sample_rate: int, samples: int) -> MelConfig:
-    """Return the spectrogram of `log_mel_distances`: windows of about 32 ms that fit into the waves, a hop of a quarter."""
+    """Return the spectrogram of `log_mel_distances`: windows of about 32 ms that fit into waves of so many samples."""
     window = min(2 ** round(math.log2(MEL_WINDOW_S * sample_rate)), 2 ** int(math.log2(samples)))
     return MelConfig(sample_rate, window, window // 4, MELS)
 

@@ -10,8 +10,7 @@ import torch
 
 from advice import advises
 from paragan.core.spectrograms import mel_filters
-from paragan.eval import METRICS, FeatureSpace, evaluate, pixels
-from paragan.eval.accumulators import PairedReals
+from paragan.eval import METRICS, PairedReals, evaluate, pixels
 from paragan.eval.features import raw_values
 from paragan.eval.paired import MAX_PSNR, mel_config
 from paragan.eval.sharding import SINGLE
@@ -114,7 +113,7 @@ def test_fakes_that_are_not_finite_have_no_score():
 
 
 def test_data_of_another_kind_is_refused():
-    images: FeatureSpace = pixels(6, 3)
+    images = pixels(6, 3)
     with advises("metrics=psnr: is of images, and the data are numbers. Use stft, for waves [1, T]"):
         METRICS["psnr"].check_space("psnr", raw_values((1, 512)))
     METRICS["stft"].check_space("stft", raw_values((1, 512)))
