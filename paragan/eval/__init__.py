@@ -1,4 +1,4 @@
-"""Scores of a generator: FID, KID, precision and recall, Inception score, scores by class or of pairs. See docs/scores.md."""
+"""Scores of a generator: FID, KID, precision and recall, Inception score, by class, of pairs. See docs/scores.md."""
 
 from paragan.eval.accumulators import PairedReals
 from paragan.eval.evaluate import (

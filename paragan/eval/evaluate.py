@@ -181,10 +181,10 @@ def evaluate(
     )
     fake = extract(fakes, feature_pass, accumulators, group, labels.fakes)
     if real.image_shape and real.image_shape != fake.image_shape:
-        fake_shape = _format_shape(fake.image_shape)
-        raise UsageError(
-            f"reals: images are {_format_shape(real.image_shape)} (CxHxW), but fakes are {fake_shape}. Use equal shapes"
+        shapes = (
+            f"images are {_format_shape(real.image_shape)} (CxHxW), but fakes are {_format_shape(fake.image_shape)}"
         )
+        raise UsageError(f"reals: {shapes}. Use equal shapes")
     inputs = MetricInputs(real, fake, group, protocol.seed, labels.names, torch.device(device))
     return _compute_scores(names, inputs, protocol, time.perf_counter() - start)
 
