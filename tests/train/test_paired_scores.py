@@ -57,6 +57,11 @@ def test_a_run_is_scored_on_its_pairs(tokenizer):
     assert '"psnr"' in best
 
 
+def test_a_run_logs_how_its_codebook_is_used(tokenizer):
+    rows = read_jsonl(tokenizer / "stats.jsonl")
+    assert all(0 < row["Codebook/use"] <= 1 <= row["Codebook/perplexity"] <= 8.001 for row in rows)
+
+
 def test_other_data_give_inputs_and_reals(tokenizer, tmp_path):
     other = np.random.default_rng(0).integers(0, 256, (30, 8, 8, 1), np.uint8)
     np.savez(tmp_path / "other.npz", images=other)
