@@ -181,10 +181,8 @@ def evaluate(
     )
     fake = extract(fakes, feature_pass, accumulators, group, labels.fakes)
     if real.image_shape and real.image_shape != fake.image_shape:
-        shapes = (
-            f"images are {_format_shape(real.image_shape)} (CxHxW), but fakes are {_format_shape(fake.image_shape)}"
-        )
-        raise UsageError(f"reals: {shapes}. Use equal shapes")
+        shapes = [_format_shape(shape) for shape in (real.image_shape, fake.image_shape)]
+        raise UsageError(f"reals: images are {shapes[0]} (CxHxW), but fakes are {shapes[1]}. Use equal shapes")
     inputs = MetricInputs(real, fake, group, protocol.seed, labels.names, torch.device(device))
     return _compute_scores(names, inputs, protocol, time.perf_counter() - start)
 
