@@ -36,7 +36,8 @@ HELP = """Scores of a model are appended to RUN_DIR/metrics.jsonl, each with its
 
 Metrics: fd, kid and prdc in any feature space; is and is1 (1 split) with a classifier; fid, fid50k_full, kid50k_full,
 is50k, pr50k3_full and intra_fid with --features inception; intra_fd by class; accuracy and cas with --features
-resnet20, a classifier of the data that is trained once. docs/scores.md explains them.
+resnet20, a classifier of the data that is trained once. Where G is given data: psnr of images, log_mel and stft of
+waves, each against the real that it was made from. docs/scores.md explains them.
 
 --reals A --fakes B scores two sets without a run. Each is what --data of `paragan train` accepts (a folder, .zip, .npz,
 .npy, .h5, tar shards, ...), or an .npz with mu and sigma, which fd and fid can use. The sets must have images of one
@@ -143,6 +144,8 @@ def _evaluation_fields(options: argparse.Namespace, recorded: dict[str, Any]) ->
     metrics = options.metrics.split(",") if options.metrics else recorded["metrics"]
     if "count" not in fields and any(get_metric(name).required_fakes for name in metrics):
         fields["count"] = num_fakes(metrics)
+    if "features" not in fields and all(get_metric(name).is_paired for name in metrics):
+        fields["features"] = "pixels"  # not used
     is_other_request = bool(options.metrics or options.inception)
     if "features" not in fields and is_other_request and recorded["features"] == "pixels":
         fields["features"] = required_features(metrics, options.inception or "")

@@ -8,6 +8,7 @@ the rank that owns it nor on the numbers drawn before. Names of streams are part
 from __future__ import annotations
 
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -67,5 +68,29 @@ class LaneRng:
         torch.manual_seed(int(rng.integers(2**63)))
 
     def _concat_lanes(self, stream: str, sample) -> Tensor:
-        parts = [sample(philox_generator(self.seed, stream, lane, self.position)) for lane in self.lanes]
+        parts = [sample(philox_generator(self.seed, stream, lane, at)) for lane, at in zip(self.lanes, self._positions)]
         return copy_to_device(torch.from_numpy(np.concatenate(parts)), self.device)
+
+    @property
+    def _positions(self) -> Sequence[int]:
+        """The position of each lane."""
+        return [self.position] * len(self.lanes)
+
+
+@dataclass(frozen=True)
+class SampleRng(LaneRng):
+    """The random numbers of samples: each is the only image of lane 0 at its own position, its index.
+
+    So the numbers of a sample do not depend on the other samples of the batch. `of` makes one.
+    """
+
+    indices: tuple[int, ...] = ()
+
+    @staticmethod
+    def of(seed: int, indices: Sequence[int]) -> SampleRng:
+        """Return the random numbers of the samples `indices` [N]."""
+        return SampleRng(seed, indices[0], (0,) * len(indices), 1, indices=tuple(indices))
+
+    @property
+    def _positions(self) -> Sequence[int]:
+        return self.indices

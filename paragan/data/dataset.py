@@ -123,8 +123,8 @@ class Dataset:
         """Return a few lines for people: count, size, colour, classes, and what was done to the images."""
         count, *_ = self.images.shape
         if isinstance(self.images, StreamingRecords):
-            rate = self.images.options.sample_rate
-            summary = f"{count:,} records of {self.images.layout.describe()}{f'; {rate} Hz' if rate else ''}"
+            rate = f"; {self.sample_rate} Hz" if self.sample_rate else ""
+            summary = f"{count:,} records of {self.images.layout.describe()}{rate}"
         elif self.is_array:
             summary = f"{count:,} records of {' x '.join(map(str, self.shape))} numbers, float32"
         else:

@@ -1,5 +1,6 @@
-"""Scores of a generator: FID, KID, precision and recall, Inception score, per-class scores. See docs/scores.md."""
+"""Scores of a generator: FID, KID, precision and recall, Inception score, by class, of pairs. See docs/scores.md."""
 
+from paragan.eval.accumulators import PairedReals
 from paragan.eval.evaluate import (
     ClassLabels,
     EvalProtocol,
@@ -20,6 +21,7 @@ __all__ = [
     "EvalProtocol",
     "FeatureSpace",
     "FeatureStats",
+    "PairedReals",
     "ReduceGroup",
     "Score",
     "compute_feature_stats",

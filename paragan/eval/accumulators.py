@@ -27,6 +27,18 @@ def never_abort(images: int) -> bool:
 
 
 @dataclass(frozen=True)
+class PairedReals:
+    """The reals that fakes were made from, where G is given data.
+
+    sample      : maps indices of fakes to reals, as fakes are: uint8 [n, C, H, W], or float32 [n, ...]
+    sample_rate : of audio, Hz; 0 for other data
+    """
+
+    sample: Callable[[range], Tensor]
+    sample_rate: int = 0
+
+
+@dataclass(frozen=True)
 class FeaturePass:
     """One pass over images: how many, through which feature space, on which device.
 
@@ -41,6 +53,7 @@ class FeaturePass:
     seed: int  # of random splits
     device: torch.device
     should_abort: ShouldAbort = field(default=never_abort, compare=False)
+    pairs: PairedReals | None = field(default=None, compare=False)
 
 
 class FeatureBatch(NamedTuple):
@@ -48,8 +61,9 @@ class FeatureBatch(NamedTuple):
 
     rows: range
     images: Tensor  # uint8 [n, C, H, W]
-    features: Tensor  # float32 [n, F]
+    features: Tensor  # float32 [n, F]; [n, 0] if all accumulators are paired
     labels: Tensor | None  # int64 [n], on the host
+    reals: Tensor | None = None  # that the images were made from, of their shape and type, if an accumulator is paired
 
 
 class Accumulator(Protocol):
@@ -68,6 +82,11 @@ class Accumulator(Protocol):
     @property
     def needs_labels(self) -> bool:
         """Whether it needs labels."""
+        ...
+
+    @property
+    def is_paired(self) -> bool:
+        """Whether it compares fakes with the reals that they were made from, and uses no features."""
         ...
 
     def init(self, feature_pass: FeaturePass) -> Any:
@@ -90,6 +109,7 @@ class GaussianAcc:
     name: str = "gaussian"
     metrics: str = "fd or fid"
     needs_labels: bool = False
+    is_paired: bool = False
 
     def init(self, feature_pass: FeaturePass) -> RunningMoments:
         return RunningMoments(feature_pass.space.num_features, feature_pass.device)
@@ -108,6 +128,7 @@ class ClassGaussianAcc:
     name: str = "gaussians of classes"
     metrics: str = "intra_fd or intra_fid"
     needs_labels: bool = True
+    is_paired: bool = False
 
     def init(self, feature_pass: FeaturePass) -> list[RunningMoments]:
         return [
@@ -135,6 +156,7 @@ class FeatureAcc:
     name: str = "features"
     metrics: str = "kid or prdc"
     needs_labels: bool = False
+    is_paired: bool = False
 
     def init(self, feature_pass: FeaturePass) -> list[Tensor]:
         return [torch.zeros(0, feature_pass.space.num_features, device=feature_pass.device)]
@@ -154,6 +176,7 @@ class LogitAcc:
     name: str = ""
     metrics: str = "is"
     needs_labels: bool = False
+    is_paired: bool = False
 
     def init(self, feature_pass: FeaturePass) -> InceptionScoreSums:
         return InceptionScoreSums(
@@ -174,6 +197,7 @@ class AccuracyAcc:
     name: str = ""
     metrics: str = "accuracy"
     needs_labels: bool = True
+    is_paired: bool = False
 
     def init(self, feature_pass: FeaturePass) -> Tensor:
         return torch.zeros(feature_pass.classes, 2, dtype=torch.float64, device=feature_pass.device)
@@ -197,6 +221,7 @@ class ImageAcc:
     name: str = ""
     metrics: str = "cas"
     needs_labels: bool = True
+    is_paired: bool = False
 
     def init(self, feature_pass: FeaturePass) -> list[tuple[HostCopy, Tensor]]:
         return []

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from paragan.core.errors import UsageError
-from paragan.eval.accumulators import FeaturePass, ShouldAbort, never_abort, unique_accumulators
+from paragan.eval.accumulators import FeaturePass, PairedReals, ShouldAbort, never_abort, unique_accumulators
 from paragan.eval.feature_stats import FeatureStats, ImageArray, LabelsFn, SampleFn, array_sampler, extract
 from paragan.eval.features import FeatureSpace
 from paragan.eval.metrics import (
@@ -30,6 +30,7 @@ from paragan.eval.metrics import (
     MetricInputs,
     MetricValue,
     check_labels,
+    check_pairs,
     get_metric,
     metric_names,
     num_fakes,
@@ -137,6 +138,7 @@ def evaluate(
     batch: int = 64,
     device: torch.device | str = "cpu",
     labels: ClassLabels = NO_LABELS,
+    pairs: PairedReals | None = None,
     should_abort: ShouldAbort = never_abort,
 ) -> list[Score]:
     """Score fakes by each of `metrics`. Every rank calls this with equal arguments and gets the same list.
@@ -156,31 +158,31 @@ def evaluate(
         batch: Images per batch.
         device: Where features are computed.
         labels: Labels of reals and fakes, for per-class metrics.
+        pairs: The reals that fakes were made from, for psnr, log_mel and stft.
         should_abort: Called between blocks with the number of fakes so far.
 
     Raises:
         UsageError: Before any image is sampled: a metric is unknown, is not defined in `space`, contradicts `count` or
-            lacks labels, or the reals do not fit. Afterwards: no metric could be computed.
+            lacks labels or pairs, or the reals do not fit. Afterwards: no metric could be computed.
         EvaluationAborted: `should_abort` returned True on all ranks.
     """
     protocol = protocol or EvalProtocol()
     names = {name: metric_names(name, space) for name in metrics}
     count = num_fakes(metrics, count)
     check_labels(metrics, space, len(labels.names) if labels.fakes else 0)
+    check_pairs(metrics, pairs.sample_rate if pairs else None)
     against_reals = [name for name in metrics if METRICS[name].real_accumulators]
     start = time.perf_counter()
     options: dict[str, Any] = {"space": space, "group": group, "batch": batch, "device": device, "labels": labels}
     real = _real_stats(reals, against_reals, options) if against_reals else FeatureStats(space, (), 0, {})
     accumulators = unique_accumulators([METRICS[name].fake_accumulators for name in metrics])
     feature_pass = FeaturePass(
-        space, _check_count(count), batch, len(labels.names), protocol.seed, torch.device(device), should_abort
+        space, _check_count(count), batch, len(labels.names), protocol.seed, torch.device(device), should_abort, pairs
     )
     fake = extract(fakes, feature_pass, accumulators, group, labels.fakes)
     if real.image_shape and real.image_shape != fake.image_shape:
-        fake_shape = _format_shape(fake.image_shape)
-        raise UsageError(
-            f"reals: images are {_format_shape(real.image_shape)} (CxHxW), but fakes are {fake_shape}. Use equal shapes"
-        )
+        shapes = [_format_shape(shape) for shape in (real.image_shape, fake.image_shape)]
+        raise UsageError(f"reals: images are {shapes[0]} (CxHxW), but fakes are {shapes[1]}. Use equal shapes")
     inputs = MetricInputs(real, fake, group, protocol.seed, labels.names, torch.device(device))
     return _compute_scores(names, inputs, protocol, time.perf_counter() - start)
 
@@ -258,7 +260,7 @@ def _scores(
     fake = inputs.fake
     fields = _protocol_fields(metric, protocol, real if metric.real_accumulators else None, fake)
     if not failure:
-        notes = (*metric.notes(fake.space, real, fake), *fake.space.notes)
+        notes = (*metric.notes(fake.space, real, fake), *(() if metric.is_paired else fake.space.notes))
     return [
         Score(name, value.value, fields, seconds, (*value.notes, *notes), value.error, value.per_class, failure)
         for name, value in zip(names, values, strict=False)  # pr50k3_full reports only two of four values
@@ -289,10 +291,9 @@ def _protocol_fields(
     production = dataclasses.asdict(protocol)
     if real and real.source_file:
         production |= {"data": real.source_file, "split": None}
+    space = {"space": fake.space.name, "space_hash": fake.space.hash, "resizer": fake.space.resizer}
     return {
-        "space": fake.space.name,
-        "space_hash": fake.space.hash,
-        "resizer": fake.space.resizer,
+        **({} if metric.is_paired else space),
         "image": _format_shape(fake.image_shape),
         "reals": (real.count or None) if real else None,
         "fakes": fake.count or None,

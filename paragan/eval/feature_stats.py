@@ -71,7 +71,8 @@ def extract(
         labels: Labels of a range of indices, if an accumulator needs them.
 
     Raises:
-        UsageError: The images are not uint8, a label is no class, or features are not finite.
+        UsageError: The images are not uint8, a label is no class, features are not finite, or fakes and the reals that
+            they were made from differ in shape.
         EvaluationAborted: `feature_pass.should_abort` returned True on all ranks.
     """
     space = feature_pass.space
@@ -79,6 +80,8 @@ def extract(
     states = {accumulator: accumulator.init(feature_pass) for accumulator in accumulators}
     if not any(accumulator.needs_labels for accumulator in accumulators):
         labels = None
+    uses_features = not all(accumulator.is_paired for accumulator in accumulators)
+    pairs = feature_pass.pairs if any(accumulator.is_paired for accumulator in accumulators) else None
     num_nonfinite = torch.zeros(1, device=device)
     shape = tuple(0 for _ in space.array_shape) or (0, 0, 0)
     for rows in _local_blocks(feature_pass, group):
@@ -86,7 +89,8 @@ def extract(
         shape = tuple(images.shape[1:])
         images = copy_to_device(images, device)
         y = None if labels is None else _check_labels(labels(rows), rows, feature_pass.classes)
-        batch = FeatureBatch(rows, images, space(images), y)
+        reals = None if pairs is None else copy_to_device(_check_reals(pairs.sample(rows), images), device)
+        batch = FeatureBatch(rows, images, space(images) if uses_features else images.new_empty(len(rows), 0), y, reals)
         num_nonfinite += batch.features.isfinite().all().logical_not()
         for accumulator, state in states.items():
             accumulator.update(state, feature_pass, batch)
@@ -136,6 +140,15 @@ def _check_images(images: Tensor, count: int, space: FeatureSpace) -> Tensor:
         actual = f"{images.dtype} {list(images.shape)}"
         raise UsageError(f"fakes: expected uint8 images [{count}, C, H, W] in [0, 255], got {actual}")
     return images
+
+
+def _check_reals(reals: Tensor, fakes: Tensor) -> Tensor:
+    if reals.shape != fakes.shape or reals.dtype != fakes.dtype:
+        actual = (
+            f"{fakes.dtype} {list(fakes.shape)}, and the reals they were made from {reals.dtype} {list(reals.shape)}"
+        )
+        raise UsageError(f"fakes: are {actual}. Leave psnr, log_mel and stft out, or return the shape of the reals")
+    return reals
 
 
 def _check_labels(values: np.ndarray, rows: range, classes: int) -> Tensor:

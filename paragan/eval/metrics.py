@@ -24,6 +24,19 @@ from paragan.eval.classifier import DEFAULT_TRAINING
 from paragan.eval.feature_stats import FeatureStats
 from paragan.eval.features import FeatureSpace, closest_name, inception_path, inception_source
 from paragan.eval.frechet import Gaussian, frechet_distance
+from paragan.eval.paired import (
+    MEL_WINDOW_S,
+    MELS,
+    PEAK,
+    STFT_WINDOWS,
+    PairAcc,
+    check_is_image,
+    check_is_wave,
+    log_mel_distances,
+    mean_of_pairs,
+    psnrs,
+    stft_distances,
+)
 from paragan.eval.sharding import ReduceGroup, compute_on_rank0
 
 KID_SUBSET_SIZE = 1000  # images, the usual value
@@ -117,6 +130,10 @@ def _cas(inputs: MetricInputs, *, train_samples: int, test_images: int) -> list[
         training,
     )
     return [_accuracy_value(inputs, counts)]
+
+
+def _mean_of_pairs(inputs: MetricInputs, *, accumulator: PairAcc, **settings: int) -> list[MetricValue]:
+    return [MetricValue(mean_of_pairs(inputs.fake.get(accumulator)))]
 
 
 def _accuracy_value(inputs: MetricInputs, counts: torch.Tensor) -> MetricValue:
@@ -222,7 +239,8 @@ def _no_notes(space: FeatureSpace, real: FeatureStats | None, fake: FeatureStats
 class Metric:
     """A metric: the scores it yields, where it is defined, and what it needs.
 
-    In the name of a score {} stands for the space; a name without it gets the suffix `_<space>` outside Inception.
+    In the name of a score {} stands for the space; a name without it gets the suffix `_<space>` outside Inception, if
+    the metric uses features.
     """
 
     scores: tuple[str, ...]
@@ -253,6 +271,11 @@ class Metric:
         """Whether it needs labels."""
         return any(acc.needs_labels for acc in (*self.fake_accumulators, *self.real_accumulators))
 
+    @property
+    def is_paired(self) -> bool:
+        """Whether it compares fakes with the reals that they were made from, and uses no features."""
+        return all(acc.is_paired for acc in self.fake_accumulators)
+
 
 _GAUSSIAN = (GaussianAcc(),)
 _CLASS_GAUSSIANS = (ClassGaussianAcc(),)
@@ -276,6 +299,19 @@ _IS = Metric(
     ("is",), _is, (LogitAcc(10),), (), {"splits": 10}, _check_has_logits, partial(_few_images_notes, splits=10)
 )
 _PRDC = Metric(("precision_{}", "recall_{}", "density_{}", "coverage_{}"), _prdc, _FEATURES, _FEATURES, {"k": 5})
+
+
+def _paired(
+    name: str,
+    compare: Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor],
+    check_space: Callable[[str, FeatureSpace], None],
+    **settings: int,
+) -> Metric:
+    """Return the metric that is the mean over all fakes of what `compare` returns."""
+    accumulator = PairAcc(compare, name)
+    compute = partial(_mean_of_pairs, accumulator=accumulator)
+    return Metric((name,), compute, (accumulator,), (), settings, check_space)
+
 
 METRICS: Mapping[str, Metric] = {
     "fd": dataclasses.replace(_FRECHET, scores=("fd_{}",)),
@@ -305,6 +341,9 @@ METRICS: Mapping[str, Metric] = {
     "intra_fid": dataclasses.replace(_INTRA, scores=("intra_fid",), check_space=_check_is_inception),
     "accuracy": Metric(("accuracy_{}",), _accuracy, (AccuracyAcc(),), (), check_space=_check_has_data_classes),
     "cas": Metric(("cas_{}",), _cas, (_CAS_TRAIN,), (_CAS_TEST,), _CAS_SETTINGS, _check_has_data_classes),
+    "psnr": _paired("psnr", psnrs, check_is_image, peak=PEAK),
+    "log_mel": _paired("log_mel", log_mel_distances, check_is_wave, window_ms=round(1000 * MEL_WINDOW_S), mels=MELS),
+    "stft": _paired("stft", stft_distances, check_is_wave, largest_window=max(STFT_WINDOWS)),
 }
 
 
@@ -318,7 +357,7 @@ def metric_names(requested: str, space: FeatureSpace) -> tuple[str, ...]:
     """
     metric = get_metric(requested)
     metric.check_space(requested, space)
-    suffix = "" if space.is_inception else f"_{space.name}"
+    suffix = "" if space.is_inception or metric.is_paired else f"_{space.name}"
     return tuple(name.format(space.name) if "{}" in name else f"{name}{suffix}" for name in metric.scores)
 
 
@@ -353,6 +392,25 @@ def check_labels(metrics: Sequence[str], space: FeatureSpace, classes: int) -> N
         if ClassGaussianAcc() in metric.fake_accumulators and classes * space.num_features**2 > MAX_COVARIANCE_NUMBERS:
             size = f"{classes} covariances of {space.num_features} features"
             raise UsageError(f"metrics={name}: would need {size}. Use --features resnet20, which has 64 features")
+
+
+def check_pairs(metrics: Sequence[str], sample_rate: int | None) -> None:
+    """Raise `UsageError` for metrics of pairs that the data do not allow.
+
+    Args:
+        metrics: Keys of METRICS.
+        sample_rate: Of the reals that fakes are made from, Hz; 0 without one; None if fakes are not made from reals.
+    """
+    for name in metrics:
+        if not get_metric(name).is_paired:
+            continue
+        if sample_rate is None:
+            raise UsageError(
+                f"metrics={name}: compares each fake with the real that it was made from, and G is not given reals "
+                "(conditioning_input), or there is a G for each label. Use fd, kid or prdc"
+            )
+        if name == "log_mel" and not sample_rate:
+            raise UsageError(f"metrics={name}: needs the sample rate of audio files, and arrays have none. Use stft")
 
 
 def num_fakes(metrics: Sequence[str], count: int | None = None) -> int:

@@ -15,13 +15,14 @@ from torch import Tensor, nn
 
 from paragan.core.errors import UsageError
 from paragan.core.host_copies import copy_to_device
-from paragan.core.rng import CPU, LaneRng, philox_generator
+from paragan.core.rng import CPU, SampleRng, philox_generator
 from paragan.core.types import Batch, primary_array
 from paragan.data.dataset import Dataset
 from paragan.data.loader.device_transfer import read_model_input
 from paragan.game.game import ConditioningFn
 
 MAX_CACHED_BYTES = 1 << 30  # of a per-label model: generators in memory
+INPUT_ROWS = 16  # for which `conditioning_input` is called at once
 PREFETCH_BYTES = 1 << 28  # of a per-label model: images made ahead
 
 
@@ -64,16 +65,25 @@ class DataSource:
     dataset: Dataset
     conditioning_input: ConditioningFn
 
-    def __call__(self, indices: Sequence[int], seed: int, truncation: float) -> Tensor:
-        return torch.cat([self._input_for(index, seed) for index in indices])
+    def reals(self, indices: Sequence[int]) -> Tensor:
+        """Return the data that these samples are made from, as networks get them."""
+        return read_model_input(self.dataset.images, self.rows(indices)).images
 
-    def _input_for(self, index: int, seed: int) -> Tensor:
-        """Compute the input of one sample, so that its random numbers depend only on (seed, index)."""
-        row = self.rows([index])
-        labels = None if self.dataset.labels is None else torch.from_numpy(self.dataset.labels[row])
-        data = read_model_input(self.dataset.images, row)
-        rng = LaneRng(seed, index, (0,), 1)
-        return self.conditioning_input(Batch(data.images, labels, rng, fields=data.fields))
+    def __call__(self, indices: Sequence[int], seed: int, truncation: float) -> Tensor:
+        starts = range(0, len(indices), INPUT_ROWS)
+        return torch.cat([self._inputs_for(list(indices[start : start + INPUT_ROWS]), seed) for start in starts])
+
+    def _inputs_for(self, indices: list[int], seed: int) -> Tensor:
+        """Compute the inputs of at most INPUT_ROWS samples, each a function of (seed, index).
+
+        The last sample is repeated up to INPUT_ROWS, since matrix products round differently for other numbers of rows.
+        """
+        padded = indices + indices[-1:] * (INPUT_ROWS - len(indices))
+        rows = self.rows(padded)
+        labels = None if self.dataset.labels is None else torch.from_numpy(self.dataset.labels[rows])
+        data = read_model_input(self.dataset.images, rows)
+        batch = Batch(data.images, labels, SampleRng.of(seed, padded), fields=data.fields)
+        return self.conditioning_input(batch)[: len(indices)]
 
     def rows(self, indices: Sequence[int]) -> np.ndarray:
         """Return the indices of the images that these samples are made from, [n]."""

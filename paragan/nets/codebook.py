@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 LAPLACE = 1e-5  # pseudo-counts of a code, in rows
 SPLIT = 1 / 1024  # by which the two halves of a code differ from it, relative
+LEAST_USE = 0.03  # of the mean use, of a code in use
 MAX_SCORES_ON_CPU = 1 << 20  # numbers of one block of row-code products: they stay in the cache
 MAX_SCORES = 1 << 26
 
@@ -162,6 +163,21 @@ class ResidualVectorQuantizer(nn.Module):
         """Return the values [N, D, ...] of codes int64 [N, stages, ...]; of fewer stages coarser ones."""
         parts = [stage.codes_to_values(part) for stage, part in zip(self.stages, codes.unbind(1))]  # pyright: ignore
         return torch.stack(parts).sum(0)
+
+
+@torch.no_grad()
+def codebook_usage(net: nn.Module) -> dict[str, Tensor]:
+    """Return scalars `Codebook/use` and `Codebook/perplexity` of a network, means over its codebooks; {} without any.
+
+    Use is the share of codes whose `cluster_size` is at least LEAST_USE of the mean, perplexity the exponential of the
+    entropy of `cluster_size` (the number of codes if all are used equally).
+    """
+    sizes = [module.cluster_size for module in net.modules() if isinstance(module, VectorQuantizer)]
+    if not sizes:
+        return {}
+    use = [(size >= LEAST_USE * size.mean()).float().mean() for size in sizes]
+    perplexity = [torch.special.entr(size / size.sum()).sum().exp() for size in sizes]
+    return {"Codebook/use": torch.stack(use).mean(), "Codebook/perplexity": torch.stack(perplexity).mean()}
 
 
 @torch.no_grad()

@@ -10,8 +10,8 @@ from typing import Any
 from paragan.core.jsonl import Row, is_number, kimg_and_values, score_priority
 from paragan.report import number_format
 
-LOWER_IS_BETTER = {"fid", "kid", "cmmd", "mmd", "swd", "ppl", "fd"}
-HIGHER_IS_BETTER = {"is", "inception", "precision", "recall", "density", "coverage", "accuracy", "cas"}
+LOWER_IS_BETTER = {"fid", "kid", "cmmd", "mmd", "swd", "ppl", "fd", "mel", "stft"}
+HIGHER_IS_BETTER = {"is", "inception", "precision", "recall", "density", "coverage", "accuracy", "cas", "psnr"}
 SWEEP_ENTRIES = ("truncation", "seed")  # the scores of one sweep differ in these
 
 

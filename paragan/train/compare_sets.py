@@ -162,6 +162,12 @@ def prepare_comparison(reals: ImageContent, fakes: ImageContent, options: Compar
     metrics = [get_metric(name) for name in options.metrics]
     if not metrics:
         raise UsageError("metrics=: there is none. Use fd,kid,prdc")
+    for name, metric in zip(options.metrics, metrics, strict=True):
+        if metric.is_paired:
+            raise UsageError(
+                f"metrics={name}: compares what a model makes of a real with it, and two sets have no such pairs. "
+                "Use fd,kid,prdc, or paragan eval RUN_DIR"
+            )
     if options.channels not in (0, 1, 3):
         raise UsageError(f"channels={options.channels}: not possible. Use 1 (grey) or 3 (RGB)")
     if options.inception and options.features not in ("", "inception"):

@@ -15,11 +15,12 @@ from paragan.comm.world import World
 from paragan.config.resolve import load_dataset, make_spec, resolve
 from paragan.config.run import Run
 from paragan.config.sections import InputFingerprints
-from paragan.config.user_code import is_user_defined
+from paragan.config.user_code import conditioning_input_of, is_user_defined
 from paragan.config.validate import check_d_conditioning, check_gradient_penalty, check_weight_clip, validate
 from paragan.core.errors import UsageError
 from paragan.core.rng import CPU
 from paragan.data.dataset import Dataset
+from paragan.eval.metrics import check_pairs
 from paragan.losses.adversarial import Adversarial
 from paragan.models.model import find_init_model_dir, find_model_dir
 from paragan.models.weights_fingerprint import weights_fingerprint
@@ -132,6 +133,8 @@ def _check_parts(run: Run, dataset: Dataset) -> None:
     if not user_defined or run.per_label:
         _check_groups(run, make_spec(run.data, dataset))
     check_evaluation(run.evaluation, dataset, run.output.best_metric)
+    is_paired = conditioning_input_of(run.nets) is not None and not run.per_label
+    check_pairs(run.evaluation.metrics, dataset.sample_rate if is_paired else None)
     if run.distill_from:
         make_teacher(run, dataset, CPU)
     if user_defined and not run.per_label:

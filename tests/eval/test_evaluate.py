@@ -21,7 +21,7 @@ from paragan.eval import (
     protocol_differences,
 )
 from paragan.eval.accumulators import FeatureAcc
-from paragan.eval.features import inception_path, inception_source
+from paragan.eval.features import inception_path, inception_source, raw_values
 
 PIXELS = pixels(8, 1)
 INCEPTION = FeatureSpace("inception", "6726825d" + "0" * 8, 2048, nn.Identity, num_logits=1008)
@@ -249,8 +249,9 @@ def test_names_of_scores_contain_the_space(requested, in_inception, in_pixels):
 
 def test_all_metrics_have_a_named_row():
     of_classes = dataclasses.replace(CLASSIFIER, classes=("a", "b"))
+    spaces = {"accuracy": of_classes, "cas": of_classes} | dict.fromkeys(("log_mel", "stft"), raw_values((1, 512)))
     for name in METRICS:
-        assert metric_names(name, of_classes if name in ("accuracy", "cas") else INCEPTION)
+        assert metric_names(name, spaces.get(name, INCEPTION))
 
 
 @pytest.mark.parametrize("space", [PIXELS, CLASSIFIER, dataclasses.replace(INCEPTION, hash="0" * 16)])

@@ -1,6 +1,7 @@
 """Bottlenecks against plain PyTorch: nearest codes, moving averages, restart, additivity, gradients, no waiting."""
 
 import copy
+import math
 
 import pytest
 import torch
@@ -8,7 +9,14 @@ import torch.nn.functional as F
 from torch import nn
 
 import standin
-from paragan.nets.codebook import SPLIT, ResidualVectorQuantizer, VectorQuantizer, nearest_codes, split_codes
+from paragan.nets.codebook import (
+    SPLIT,
+    ResidualVectorQuantizer,
+    VectorQuantizer,
+    codebook_usage,
+    nearest_codes,
+    split_codes,
+)
 from paragan.nets.quantizers import DiagonalGaussian, FiniteScalarQuantizer
 
 
@@ -122,6 +130,20 @@ def test_restart_brings_all_codes_into_use():
         vq(torch.randn(512, 2))
         vq.apply_synchronised()
     assert vq(torch.randn(4096, 2)).codes.unique().numel() == 32
+
+
+def test_usage_is_the_share_of_codes_in_use_and_the_exponential_of_their_entropy():
+    quantizers = nn.ModuleList([VectorQuantizer(4, 2), ResidualVectorQuantizer(1, 4, 2)])
+    assert codebook_usage(quantizers) == {"Codebook/use": 1, "Codebook/perplexity": pytest.approx(4)}
+    for sizes, use, perplexity in (([9.0, 9.0, 0.0, 0.0], 0.5, 2), ([1.0, 0.2, 0.001, 0.0], 0.5, None)):
+        quantizer = VectorQuantizer(4, 2)
+        quantizer.cluster_size.copy_(torch.tensor(sizes))
+        usage = codebook_usage(quantizer)
+        assert usage["Codebook/use"] == use
+        shares = [size / sum(sizes) for size in sizes if size]
+        entropy = -sum(share * math.log(share) for share in shares)
+        assert float(usage["Codebook/perplexity"]) == pytest.approx(perplexity or math.exp(entropy), rel=1e-5)
+    assert codebook_usage(FiniteScalarQuantizer((4, 4))) == {}
 
 
 def test_stages_quantize_what_is_left():

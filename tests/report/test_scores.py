@@ -24,6 +24,8 @@ def test_last_is_by_kimg_and_best_by_direction():
         *((name, "lower") for name in ("fd_pixels", "fid", "fid50k_full", "kid", "kid50k_full_pixels", "fd_is-net")),
         *((name, "higher") for name in ("precision_pixels", "recall_inception", "is", "is1", "is50k", "is50k_my-net")),
         *((name, "higher") for name in ("coverage_values", "density_pixels", "pr50k3_full_precision_inception")),
+        *((name, "lower") for name in ("log_mel", "stft")),
+        ("psnr", "higher"),
         *((name, "higher") for name in ("accuracy_resnet20", "cas_resnet20")),
         *((name, None) for name in ("this", "")),
     ],

@@ -14,6 +14,7 @@ from PIL import Image
 from torch import nn
 
 import paragan
+from advice import advises
 from paragan.core.errors import UsageError
 from paragan.eval import classifier, features, result_cache
 from paragan.eval.features import inception_2015
@@ -330,6 +331,15 @@ def test_too_few_images_are_refused_before_features_are_computed(monkeypatch, me
     monkeypatch.setattr(compare_sets, "compute_feature_stats", fail)
     with pytest.raises(UsageError, match=message):
         paragan.compare(REALS, FAKES[:count], metrics)
+
+
+def test_sets_have_no_pairs():
+    with advises(
+        "metrics=psnr: compares what a model makes of a real with it, and two sets have no such pairs. "
+        "Use fd,kid,prdc, or paragan eval RUN_DIR"
+    ):
+        paragan.compare(REALS, FAKES, ["fd", "psnr"])
+    assert len(paragan.compare(REALS, FAKES, "fd,kid,prdc")) == 6
 
 
 def test_images_of_12_bits_have_their_range(tmp_path):

@@ -19,6 +19,7 @@ from paragan.core.errors import Diverged
 from paragan.core.jsonl import JsonlFile
 from paragan.data.bad_samples import BadSamples
 from paragan.data.dataset import Dataset
+from paragan.nets.codebook import codebook_usage
 from paragan.strategies import lag_trace
 from paragan.train.averaged_model import consensus_distance, consensus_terms
 from paragan.train.console import RunConsole
@@ -62,16 +63,20 @@ class LogCallback:
         self._last_step = session.clock.step
         consensus: dict[str, Tensor] = {}
         health: dict[str, Tensor] = {}
+        codebooks: dict[str, Tensor] = {}
 
         def measure() -> dict[str, Tensor]:
             consensus.update(consensus_terms(session))
             health.update(self.health_monitor.measure_signals(session))
-            return consensus | health
+            if not session.role.is_split:  # else rank 0 may have no G
+                codebooks.update(codebook_usage(session.game.g.net))
+            return consensus | health | codebooks
 
         host = session.stats.read_device(measure)
         line = session.stats.tick(session.clock.images, session.clock.step)
         line |= consensus_distance(session, host)
         line |= self.health_monitor.reduce_signals(session, {name: host[name] for name in health})
+        line |= {name: float(host[name]) for name in codebooks}
         if session.world.is_main:
             decisions = session.lanes.pop_decisions()
             self.stats_file.append(line | ({"Data/decisions": decisions} if decisions else {}))

@@ -24,7 +24,7 @@ from paragan.core.errors import Interrupted, RunError, UsageError
 from paragan.core.jsonl import JsonlFile, Row, is_number, read_jsonl
 from paragan.data.dataset import Dataset
 from paragan.eval import classifier
-from paragan.eval.accumulators import FeatureAcc, ShouldAbort, never_abort, unique_accumulators
+from paragan.eval.accumulators import FeatureAcc, PairedReals, ShouldAbort, never_abort, unique_accumulators
 from paragan.eval.evaluate import (
     ClassLabels,
     EvalProtocol,
@@ -35,11 +35,11 @@ from paragan.eval.evaluate import (
 )
 from paragan.eval.feature_stats import FeatureStats
 from paragan.eval.features import FeatureSpace, named_space, raw_values, space_from_module
-from paragan.eval.metrics import METRICS, check_class_counts, check_labels, metric_names, num_fakes
+from paragan.eval.metrics import METRICS, check_class_counts, check_labels, check_pairs, metric_names, num_fakes
 from paragan.eval.reference_stats import check_image_shape, load_reference_stats
 from paragan.eval.sharding import EvaluationAborted, all_ranks, block_shards
 from paragan.models.model import Model, load_model
-from paragan.models.sampler import PerLabelSampler, Sampler, prefetch
+from paragan.models.sampler import DataSource, PerLabelSampler, Sampler, prefetch
 from paragan.train.averaged_model import averaged_sampler
 from paragan.train.callbacks.best_model import BestModelTracker, resolve_best_metric
 from paragan.train.console import RunConsole
@@ -211,8 +211,17 @@ def score(
         protocol=_complete_protocol(protocol, dataset, sampler),
         device=sampler.device,
         labels=ClassLabels(dataset.classes, dataset.labels, sample_labels if is_conditional else None),
+        pairs=paired_reals(sampler),
         should_abort=should_abort,
     )
+
+
+def paired_reals(sampler: Sampler | PerLabelSampler) -> PairedReals | None:
+    """Return the reals that the samples are made from, or None if G takes latents or there is a G for each label."""
+    if isinstance(sampler, PerLabelSampler) or not isinstance(sampler.source, DataSource):
+        return None
+    source = sampler.source
+    return PairedReals(lambda rows: sampler.to_output(source.reals(rows)), source.dataset.sample_rate)
 
 
 def check_evaluation(evaluation: EvaluationOptions, dataset: Dataset, best_metric: str = "none") -> None:
@@ -280,7 +289,8 @@ def prepare_feature_space(
     evaluation: EvaluationOptions, dataset: Dataset, group: Group, device: torch.device
 ) -> FeatureSpace:
     """Return the feature space ready for use. Every rank calls this: its classifier is trained if it is not cached."""
-    if evaluation.features != classifier.SPACE_NAME or dataset.is_array:
+    uses_features = not all(METRICS[name].is_paired for name in evaluation.metrics)
+    if evaluation.features != classifier.SPACE_NAME or dataset.is_array or not uses_features:
         return make_feature_space(evaluation, dataset)
     return classifier.classifier_space(
         dataset.images,
@@ -380,8 +390,10 @@ def sweep_truncations(
     check_evaluation(evaluation, dataset)
     model = load_same_model(world, lambda: load_model(folder, world.device, nets, dataset))
     _check_classes(evaluation, dataset, model)
+    pairs = paired_reals(model.sampler)
+    check_pairs(evaluation.metrics, pairs.sample_rate if pairs else None)
     console.print(f"scoring {evaluation.count:,} fakes: {', '.join(evaluation.metrics)}")
-    if evaluation.features == classifier.SPACE_NAME:
+    if evaluation.features == classifier.SPACE_NAME and not all(METRICS[m].is_paired for m in evaluation.metrics):
         console.print("a classifier of the data is trained first, unless it is cached: that takes minutes")
     reference = make_scoring_reference(evaluation, dataset, world.all_ranks, world.device)
     results: list[list[Score]] = []
