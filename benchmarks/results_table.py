@@ -28,6 +28,7 @@ COMMANDS = {  # of every result: a module of benchmarks/ and its arguments
     "fd_penalty": "speed.fd_penalty",
     "forms": "comm.async_reuse",
     "gossip_lab": "comm.slow_links gossip",
+    "gpu_h100": "speed.gpu",
     "graphs": "speed.export_graph",
     "health_cost": "quality.health cost",
     "health_healthy": "quality.health healthy",
@@ -113,7 +114,7 @@ def name_machine(machine: dict[str, Any]) -> str:
     processor = "Intel Xeon" if "Xeon" in machine["processor"] else machine["processor"]
     features = machine["features"]
     level = "AVX512-BF16" if "avx512_bf16" in features else "AVX512" if "avx512f" in features else "AVX2"
-    return f"{processor} with {level}"
+    return machine.get("card") or f"{processor} with {level}"
 
 
 def format_rows() -> Iterator[str]:

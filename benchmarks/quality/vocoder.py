@@ -14,10 +14,8 @@ Lim's algorithm (1984, 32 iterations), which needs no training, is a row of its 
 from __future__ import annotations
 
 import argparse
-import io
 import itertools
 import json
-import wave
 import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -35,6 +33,7 @@ from paragan.config.resolve import load_dataset
 from paragan.config.run import Run
 from paragan.core.schema import from_dict, read_yaml
 from paragan.core.spectrograms import MelConfig, log_mel, mel_filters, stft_distance
+from paragan.core.wav_files import encode_wav
 from paragan.data.records.audio import decode_audio
 
 MEL = MelConfig()
@@ -64,17 +63,8 @@ def write_recordings(recordings: Recordings, folder: Path) -> Path:
     """Write waves as 16-bit WAV files."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, samples in recordings:
-        (folder / name).write_bytes(encode_wav(samples))
+        (folder / name).write_bytes(encode_wav(samples.numpy(), MEL.sample_rate))
     return folder
-
-
-def encode_wav(samples: Tensor) -> bytes:
-    """Return the WAV file of a wave [1, T] in [-1, 1]."""
-    buffer = io.BytesIO()
-    with wave.open(buffer, "wb") as file:
-        file.setparams((1, 2, MEL.sample_rate, 0, "NONE", ""))
-        file.writeframes((samples[0] * 32768).round().clamp(-32768, 32767).to(torch.int16).numpy().tobytes())
-    return buffer.getvalue()
 
 
 # The classifier -------------------------------------------------------------------------------------------

@@ -90,7 +90,7 @@ def set_process_options(options: DeviceOptions, world: World) -> None:
     if options.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS depends on what ran before
         torch.use_deterministic_algorithms(True)
-        torch.utils.deterministic.fill_uninitialized_memory = False
+        torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]
     set_huge_pages(options.huge_pages)
     tune_malloc()
     if options.threads:

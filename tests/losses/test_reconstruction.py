@@ -14,6 +14,7 @@ from advice import Case, advises, case_id
 from paragan.config.validate import validate
 from paragan.core.rng import LaneRng
 from paragan.core.schema import config_class
+from paragan.core.spectrograms import MelConfig, mel_filters
 from paragan.core.types import Batch, DiscriminatorOutput, primary_array
 from paragan.losses.adversarial import Adversarial
 from paragan.losses.reconstruction import Reconstruction, load_features
@@ -370,3 +371,41 @@ def test_mistakes_of_a_user_are_named(case):
         tiny_run.make_session(tiny_run.make_run(*USER, *case.arguments.split()))
     for follow in case.follow:
         tiny_run.make_session(tiny_run.make_run(*USER, *case.arguments.split(), follow))
+
+
+def test_the_mel_distance_is_that_of_a_plain_computation():
+    torch.manual_seed(0)
+    waves, target = (torch.rand(4, 1, 512) - 0.5 for _ in range(2))
+    objective = Reconstruction(l1=0.0, mel=45.0, spectrogram=MelConfig(8000, 128, 32, 20), adversarial_weight=0.0)
+    loss = objective.generator(judge, make_batch(waves), make_batch(target), 0)
+
+    def mel(x):
+        padded = torch.nn.functional.pad(x, (48, 48), mode="reflect")[:, 0]
+        spectrum = torch.stft(padded, 128, 32, window=torch.hann_window(128), center=False, return_complex=True).abs()
+        return (mel_filters(MelConfig(8000, 128, 32, 20)).float() @ spectrum).clamp(min=1e-5).log()
+
+    torch.testing.assert_close(loss.total, 45 * (mel(waves) - mel(target)).abs().mean(), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("shape", "advice"),
+    [
+        (
+            (3, 4, 4),
+            "objective.mel=45: compares waves [1, T] of at least 256 samples, and the data are [3, 4, 4]. Use "
+            "objective.mel=0 objective.l1=1, or audio",
+        ),
+        (
+            (1, 200),
+            "objective.mel=45: compares waves [1, T] of at least 256 samples, and the data are [1, 200]. Use "
+            "objective.mel=0 objective.l1=1, or audio",
+        ),
+    ],
+)
+def test_a_mel_distance_needs_waves(shape, advice):
+    batch = make_batch(torch.zeros(4, *shape))
+    with advises(advice):
+        Reconstruction(l1=0.0, mel=45.0).generator(judge, batch, batch, 0)
+    assert Reconstruction(l1=1.0, mel=0.0, adversarial_weight=0.0).generator(judge, batch, batch, 0).total == 0
+    wave = make_batch(torch.zeros(4, 1, 256))
+    assert Reconstruction(l1=0.0, mel=45.0, adversarial_weight=0.0).generator(judge, wave, wave, 0).total == 0
