@@ -36,7 +36,12 @@ from processes import (
 )
 
 KILL_FILES = ("test_rank_loss.py", "test_killed_ranks.py", "test_killed_workers.py")
-LONG_FILES = ("test_contracts.py", "test_per_label_wcgan.py", "test_fuzz.py", "test_resume.py", "test_gossip_dposg.py")
+LONG_FILES = (
+    *("test_contracts.py", "test_advice.py", "test_examples.py", "test_start.py", "test_per_label_wcgan.py"),
+    *("test_standin_contracts.py", "test_data_readiness.py", "test_replica_ddp.py", "test_graph_capture.py"),
+    *("test_bench.py", "test_memory_advice.py", "test_rollback.py", "test_dry_run.py", "test_replica_failures.py"),
+    *("test_layout_tuner.py", "test_eval_sets.py", "test_async_eval.py", "test_choose.py", "test_resume.py"),
+)
 
 torch.set_num_threads(1)
 reduce_bn_recalibration()

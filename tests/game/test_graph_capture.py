@@ -95,7 +95,7 @@ def test_traced_pass_equals_eager_bit_for_bit(settings):
 @pytest.mark.skipif(not devices.find_cpp_compiler(), reason="there is no C++ compiler")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")  # of torch's compiler, about torch
 def test_compiled_run_is_close_to_eager_and_resumes_bit_for_bit(tmp_path):
-    plain = tiny_run.make_run("nets.batch_norm=true", "g.optimizer=sgd", "d.optimizer=sgd")
+    plain = tiny_run.make_run("lanes=2", "nets.batch_norm=true", "g.optimizer=sgd", "d.optimizer=sgd")
     run = tiny_run.make_run(
         "device.capture_passes=true", **{f.name: getattr(plain, f.name) for f in dataclasses.fields(plain)}
     )
