@@ -22,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).parent / "oracles"))  # and smooth_game fr
 import advice
 import browser
 import rank_pool
+import standin
 import tiny_estimator
 import tiny_run
 from processes import (
@@ -44,6 +45,7 @@ LONG_FILES = (
 )
 
 torch.set_num_threads(1)
+standin.install()  # autograd serves only the devices that are known at its first backward pass
 reduce_bn_recalibration()
 os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="paragan-tests-")
 cloudpickle.register_pickle_by_value(tiny_run)

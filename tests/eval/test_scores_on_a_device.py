@@ -12,7 +12,6 @@ from paragan.eval.classifier import ClassifierTraining, classifier_space
 from paragan.eval.evaluate import ClassLabels, Score, evaluate
 from paragan.eval.features import FeatureSpace, module_features, pixels
 
-DEVICE = standin.install()  # before any test: autograd serves only devices known at its first backward pass
 NAMES = ("a", "b", "c")
 BATCH = 64
 RNG = np.random.default_rng(0)
@@ -60,26 +59,28 @@ SPACES = {"pixels": lambda device: pixels(8, 1), "module": lambda device: module
 
 @pytest.mark.parametrize("make_space", SPACES.values(), ids=SPACES)
 def test_scores_of_features_equal_those_of_the_cpu(make_space):
+    device = standin.install()
     torch.manual_seed(0)
-    space = make_space(DEVICE)
+    space = make_space(device)
     metrics = ["fd", "kid", "prdc", "intra_fd"]
     expected = values(scores_of(space, metrics, torch.device("cpu")))
-    space.module.to(DEVICE)
+    space.module.to(device)
     with standin.recording() as waits:
-        assert values(scores_of(space, metrics, DEVICE)) == expected
+        assert values(scores_of(space, metrics, device)) == expected
     assert_few_waits(waits, gaussians=2 + 2 * len(NAMES))
 
 
 def test_a_classifier_is_trained_and_scores_as_on_the_cpu():
+    device = standin.install()
     space = classifier(torch.device("cpu"))
     metrics = ["accuracy", "is1", "kid"]
     expected = values(scores_of(space, metrics, torch.device("cpu")))
     with standin.recording() as waits:
-        space = classifier(DEVICE)
+        space = classifier(device)
     assert sum(wait.name == "copy to the device" for wait in waits) == len(space.module.state_dict())
-    space.module.to(DEVICE)
+    space.module.to(device)
     with standin.recording() as waits:
-        assert values(scores_of(space, metrics, DEVICE)) == expected
+        assert values(scores_of(space, metrics, device)) == expected
     assert_few_waits(waits, gaussians=0)
 
 
