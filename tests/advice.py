@@ -8,6 +8,7 @@ with a `Case` of a command line, or inside `advises`: it gets the refusal, and t
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import shlex
 import sys
@@ -139,10 +140,22 @@ def _nearest(texts: list[str], advice: str, part: Callable[[str], str]) -> set[s
 
 def _has(advice: str, part: str) -> bool:
     """Return whether `advice` contains the text of a message, in which Python names options as fields."""
-    pattern = ".*".join(re.escape(piece) for piece in _fields(part).strip().removesuffix("{...}").split("{...}"))
-    return bool(re.search(pattern, _fields(advice), re.DOTALL))
+    pieces, text, end = _pieces(part), _fields(advice), 0
+    for piece in pieces:
+        start = text.find(piece, end)
+        if start < 0:
+            return False
+        end = start + len(piece)
+    return True
 
 
+@functools.cache
+def _pieces(part: str) -> list[str]:
+    """Return the text of a message between what is filled in."""
+    return _fields(part).strip().removesuffix("{...}").split("{...}")
+
+
+@functools.cache
 def _fields(text: str) -> str:
     text = re.sub(r"(?<![\w-])--(?=[\w{])", "", text)
     return text.replace("=True", "=true").replace("=False", "=false")

@@ -22,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).parent / "oracles"))  # and smooth_game fr
 import advice
 import browser
 import rank_pool
+import standin
 import tiny_estimator
 import tiny_run
 from processes import (
@@ -36,9 +37,15 @@ from processes import (
 )
 
 KILL_FILES = ("test_rank_loss.py", "test_killed_ranks.py", "test_killed_workers.py")
-LONG_FILES = ("test_contracts.py", "test_per_label_wcgan.py", "test_fuzz.py", "test_resume.py", "test_gossip_dposg.py")
+LONG_FILES = (
+    *("test_contracts.py", "test_advice.py", "test_examples.py", "test_start.py", "test_per_label_wcgan.py"),
+    *("test_standin_contracts.py", "test_data_readiness.py", "test_replica_ddp.py", "test_graph_capture.py"),
+    *("test_bench.py", "test_memory_advice.py", "test_rollback.py", "test_dry_run.py", "test_replica_failures.py"),
+    *("test_layout_tuner.py", "test_eval_sets.py", "test_async_eval.py", "test_choose.py", "test_resume.py"),
+)
 
 torch.set_num_threads(1)
+standin.install()  # autograd serves only the devices that are known at its first backward pass
 reduce_bn_recalibration()
 os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="paragan-tests-")
 cloudpickle.register_pickle_by_value(tiny_run)

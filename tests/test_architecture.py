@@ -9,7 +9,7 @@ import ast
 import re
 import tomllib
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
@@ -115,7 +115,22 @@ FORMER_FIELDS = {
 MODULES = load_modules(ROOT)
 INTERNAL = internal_imports(MODULES)
 FILES = {module.name: module.file for module in MODULES}
-each_module = pytest.mark.parametrize("module", MODULES, ids=lambda module: module.file)
+
+
+def each_module(check: Callable[[Module], None]) -> Callable[[], None]:
+    """Make one test of a check of a module, for all modules: a test for each would take longer than its check."""
+
+    def check_all() -> None:
+        failures: list[str] = []
+        for module in MODULES:
+            try:
+                check(module)
+            except pytest.fail.Exception as error:
+                failures.append(str(error))
+        if failures:
+            pytest.fail("\n".join(failures), pytrace=False)
+
+    return check_all
 
 
 def package_of(name: str) -> str:

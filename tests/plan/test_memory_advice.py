@@ -61,9 +61,9 @@ def test_a_run_that_is_too_large_for_its_device_ends_with_settings_that_fit(limi
         train_tiny(tmp_path / f"{number}", *SETTINGS, *options)
 
 
-def test_a_label_that_is_too_large_for_its_device_ends_with_settings_that_fit(limit_memory, tmp_path):
+def test_a_label_that_is_too_large_for_its_device_ends_with_settings_that_fit(limit_memory, advice_inputs, tmp_path):
     limit_memory(1_700_000)
-    settings = [*SETTINGS, "--kimg=0.64", "--strategy=per-label"]
+    settings = [*SETTINGS, f"--data={advice_inputs}/two.npz", "--kimg=0.128", "--strategy=per-label"]
     result = run_cli(*train_args(tmp_path / "run", *settings))
     assert result.status == 2
     assert re.fullmatch(

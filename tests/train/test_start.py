@@ -138,7 +138,7 @@ def folder_is_chosen(pid: int, run: Path) -> bool:
 MOMENTS = (process_exists, torch_is_loaded, has_a_socket, folder_is_chosen)
 START_KILLS = [
     *(("sync", moment) for moment in MOMENTS),
-    *(("gossip", moment) for moment in MOMENTS),
+    *(("gossip", moment) for moment in MOMENTS[2:]),  # no rank knows its strategy before
     *((strategy, has_a_socket) for strategy in ("quantized", "async", "async-gossip", "per-label")),
 ]
 
