@@ -51,7 +51,7 @@ def throughput(result: Any) -> Iterator[Statement]:
 @PAGE.states("gpu_h100")
 def gains(result: Any) -> Iterator[Statement]:
     rows = result["throughput"]["sngan-cifar10"]["rows"]
-    recorded, played, plain, float32, plain32 = (rows[variant]["img_per_s"] for variant in VARIANTS)
+    recorded, played, plain, _, plain32 = (rows[variant]["img_per_s"] for variant in VARIANTS)
     text = "{:.1f} times a plain loop in bf16 and {:.1f} times one in float32; without recording {:.1f} times"
     yield text, recorded / plain, recorded / plain32, played / plain
     yield "Recording makes SNGAN at batch 64 {:.1f} times faster", recorded / played

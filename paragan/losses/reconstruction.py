@@ -42,8 +42,8 @@ class Reconstruction:
     feature_matching    : weight of the distance of D's features (2 in HiFi-GAN); D has to return them
     outputs             : weights of scalars that G returns beside the images, such as {commitment: 0.25}
     adversarial_weight  : weight of the adversarial loss
-    weighting           : fixed: terms are added with their weights. adaptive: the adversarial loss is multiplied by the
-                          ratio of the gradients at G's last layer (VQGAN). balanced: each weight is the share of its
+    weighting           : fixed: terms are added with their weights. adaptive: terms that need D are also multiplied by
+                          the ratio of the gradients at G's last layer (VQGAN). balanced: each weight is the share of its
                           term in the gradient at G's output (EnCodec)
     max_adaptive_weight : upper bound of the adaptive ratio
     balancer_decay      : decay of the mean norms of gradients, per step, in balanced
@@ -215,7 +215,10 @@ class Reconstruction:
             return distance + ramp * _weighted_sum(adversarial), parts
         state: Any = state_of_generator(fake.generator)
         parts["G/adaptive_weight"] = state.weight.clone()
-        return state(fake.images, distance, _weighted_sum(adversarial), ramp), parts
+        # the ratio follows the size of what it multiplies, so the constant weight comes after it
+        relative = {name: (weight / self.adversarial_weight, value) for name, (weight, value) in adversarial.items()}
+        factor = self.adversarial_weight * ramp
+        return state(fake.images, distance, _weighted_sum(relative), factor), parts
 
     def weight_penalty(self, player: str, net: nn.Module) -> Loss | None:
         """Return no term: weights are not penalised."""

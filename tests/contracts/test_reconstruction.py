@@ -27,6 +27,7 @@ TOKENIZER = (
     *("nets=vq-autoencoder", "nets.width=4", "nets.downsample=1", "nets.codes=16", "nets.code_dim=4"),
     *("nets.d_width=4", "nets.d_layers=1"),
     *("objective=reconstruction", "objective.outputs={commitment: 0.25}", "objective.feature_matching=0.1"),
+    "objective.adversarial_weight=0.5",
 )
 LATE = ("d.start_kimg=0.032", "d.weight_warm_up_kimg=0.048")  # two rounds without D, then three of warm-up
 GAMES = {
@@ -163,9 +164,9 @@ def test_a_round_equals_a_plain_loop():
         y = g(x)
         judged, target = d(y.images), d(x)
         matching = sum((a - b.detach()).abs().mean() for a, b in zip(judged.features, target.features))
-        distance, adversarial = (y.images - x).abs().mean(), -judged.logits.mean() + 0.1 * matching
+        distance, adversarial = (y.images - x).abs().mean(), -judged.logits.mean() + 0.1 / 0.5 * matching
         norms = [torch.autograd.grad(v, g.last_layer, retain_graph=True)[0].norm() for v in (distance, adversarial)]
-        loss = distance + weight * adversarial + 0.25 * y.commitment
+        loss = distance + 0.5 * weight * adversarial + 0.25 * y.commitment
         opt[g].zero_grad(), loss.backward(), opt[g].step()
         g.quantizer.apply_synchronised()
         weight = norms[0] / (norms[1] + 1e-4)
