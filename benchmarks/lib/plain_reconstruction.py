@@ -10,7 +10,6 @@ measures by how much outputs differ.
 from __future__ import annotations
 
 import contextlib
-import copy
 import dataclasses
 from collections.abc import Iterable, Sequence
 
@@ -97,7 +96,7 @@ class PlainReconstruction:
         self.g, self.d = networks.g.train(), networks.d.train()
         self.g_optimizer = make_optimizer(self.g, run.g.optimizer)
         self.d_optimizer = make_optimizer(self.d, run.d.optimizer)
-        self.ema = copy.deepcopy(self.g)
+        self.averages = [p.detach().clone() for p in self.g.parameters()]
         self.rows = to_float(data)
 
     def autocast(self) -> contextlib.AbstractContextManager[object]:
@@ -112,8 +111,8 @@ class PlainReconstruction:
         raise NotImplementedError
 
     @torch.no_grad()
-    def update_ema(self) -> None:
-        for average, p in zip(self.ema.parameters(), self.g.parameters()):
+    def update_averages(self) -> None:
+        for average, p in zip(self.averages, self.g.parameters()):
             average.mul_(EMA_DECAY).add_(p, alpha=1 - EMA_DECAY)
 
 
@@ -150,7 +149,7 @@ class PlainTokenizer(PlainReconstruction):
             loss = loss + objective.outputs["commitment"] * output.commitment
         loss.backward()
         self.g_optimizer.step()
-        self.update_ema()
+        self.update_averages()
 
         self.d_optimizer.zero_grad()
         with self.autocast():
@@ -197,7 +196,7 @@ class PlainUpscaler(PlainReconstruction):
             loss = F.softplus(logits_of(self.d(fake.detach().clone()))).mean()
         loss.backward()
         self.d_optimizer.step()
-        self.update_ema()
+        self.update_averages()
 
 
 def degrade_plainly(images: Tensor, scale: int, max_blur: float, max_noise: float) -> Tensor:
