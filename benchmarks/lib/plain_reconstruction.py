@@ -29,7 +29,7 @@ from paragan.data.dataset import Dataset
 from paragan.losses.reconstruction import Reconstruction, load_features
 from paragan.nets.codebook import LAPLACE, QuantizerOutput, VectorQuantizer, to_rows
 from paragan.nets.ensemble import DiscriminatorEnsemble
-from paragan.nets.hifigan import LEAKY_RELU_SLOPE, DilatedBlock
+from paragan.nets.hifigan import LAST_SLOPE, LEAKY_RELU_SLOPE, DilatedBlock, HiFiGANGenerator
 from paragan.nets.resample import DownConv, UpConv
 from paragan.nets.super_resolution import ResidualUpscaler, SuperResolution
 from paragan.nets.vocoder import HiFiGAN
@@ -325,6 +325,29 @@ class PlainGroupNormBlock(GroupNormBlock):
         return x + self.conv2(h * torch.sigmoid(h))
 
 
+class PlainWaveGenerator(HiFiGANGenerator):
+    """The same layers on maps [N, C, T]."""
+
+    def forward(self, mel: Tensor, y: Tensor | None = None) -> Tensor:
+        h = F.leaky_relu(self.stages(self.first(mel)), LAST_SLOPE)
+        return torch.tanh(self.last(h))
+
+
+class PlainConv1d(nn.Conv2d):
+    """A convolution of one row, by torch's one-dimensional one."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return F.conv1d(input, self.weight, self.bias, self.stride[1], self.padding[1], self.dilation[1])
+
+
+class PlainConvTranspose1d(nn.ConvTranspose2d):
+    """A transposed convolution of one row, by torch's one-dimensional one."""
+
+    def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
+        geometry = self.stride[1], self.padding[1], self.output_padding[1]
+        return F.conv_transpose1d(input, self.weight, self.bias, *geometry)
+
+
 class PlainDilatedBlock(DilatedBlock):
     """The same block, with activations out of place."""
 
@@ -352,6 +375,7 @@ PLAIN_LAYERS: dict[type[nn.Module], type[nn.Module]] = {
     VectorQuantizer: PlainQuantizer,
     nn.SiLU: PlainSwish,
     GroupNormBlock: PlainGroupNormBlock,
+    HiFiGANGenerator: PlainWaveGenerator,
     DilatedBlock: PlainDilatedBlock,
     FeatureStack: PlainFeatureStack,
 }
@@ -360,11 +384,15 @@ PLAIN_LAYERS: dict[type[nn.Module], type[nn.Module]] = {
 @torch.enable_grad()  # else removing a parametrization leaves a buffer
 def to_plain_reconstruction_layers(net: nn.Module) -> None:
     """Replace the layers of a paragan network by plain ones, in place; parameters keep their values."""
+    is_wave_generator = isinstance(net, HiFiGANGenerator)
     for module in list(net.modules()):
         if isinstance(module, UpConv | DownConv):
             module.fused_resampling = False
         elif parametrize.is_parametrized(module, "weight"):
             parametrize.remove_parametrizations(module, "weight")
+            if is_wave_generator and isinstance(module, nn.Conv2d | nn.ConvTranspose2d):
+                module.weight = nn.Parameter(module.weight.detach().squeeze(2))
+                module.__class__ = PlainConv1d if isinstance(module, nn.Conv2d) else PlainConvTranspose1d
             torch.nn.utils.weight_norm(module)  # computes the weight in every call
         elif type(module) in PLAIN_LAYERS:
             module.__class__ = PLAIN_LAYERS[type(module)]
