@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import warnings
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -34,7 +35,7 @@ from paragan.nets.resample import DownConv, UpConv
 from paragan.nets.super_resolution import ResidualUpscaler, SuperResolution
 from paragan.nets.vocoder import HiFiGAN
 from paragan.nets.vq_autoencoder import GroupNormBlock
-from paragan.nets.wave_discriminators import FeatureStack
+from paragan.nets.wave_discriminators import FeatureStack, PeriodDiscriminator
 from paragan.train.build import Networks, build_networks
 
 CPU = torch.device("cpu")
@@ -67,7 +68,7 @@ def max_output_difference(run: Run, data: Dataset) -> float:
     c = ours.conditioning_input(Batch(x, None, LaneRng(0, 0, (0,), len(x))))
     outputs = (
         (primary_array(ours.g(c, None)), primary_array(plain.g(c, None))),
-        (logits_of(ours.d(x, None)), logits_of(plain.d(x, None))),
+        tuple(logits_of(d(x, None)).sort(1).values for d in (ours.d, plain.d)),  # patches may have another order
     )
     return max(float((a - b).abs().max() / a.abs().max()) for a, b in outputs)
 
@@ -348,6 +349,21 @@ class PlainConvTranspose1d(nn.ConvTranspose2d):
         return F.conv_transpose1d(input, self.weight, self.bias, *geometry)
 
 
+class PlainPeriodDiscriminator(PeriodDiscriminator):
+    """The same layers, with time along columns."""
+
+    def forward(self, x: Tensor, y: Tensor | None = None) -> DiscriminatorOutput:
+        padded = F.pad(x, (0, -x.shape[2] % self.period), mode="reflect")
+        return self.stack(padded.view(len(x), 1, -1, self.period))
+
+
+class PlainColumnConv(nn.Conv2d):
+    """A convolution along columns, with the stride and padding of one along rows."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return F.conv2d(input, self.weight, self.bias, self.stride[::-1], self.padding[::-1])
+
+
 class PlainDilatedBlock(DilatedBlock):
     """The same block, with activations out of place."""
 
@@ -376,26 +392,39 @@ PLAIN_LAYERS: dict[type[nn.Module], type[nn.Module]] = {
     nn.SiLU: PlainSwish,
     GroupNormBlock: PlainGroupNormBlock,
     HiFiGANGenerator: PlainWaveGenerator,
+    PeriodDiscriminator: PlainPeriodDiscriminator,
     DilatedBlock: PlainDilatedBlock,
     FeatureStack: PlainFeatureStack,
+}
+
+PLAIN_WAVE_CONVS: dict[tuple[type[nn.Module], type[nn.Module]], type[nn.Module]] = {
+    (HiFiGANGenerator, nn.Conv2d): PlainConv1d,
+    (HiFiGANGenerator, nn.ConvTranspose2d): PlainConvTranspose1d,
+    (PeriodDiscriminator, nn.Conv2d): PlainColumnConv,
 }
 
 
 @torch.enable_grad()  # else removing a parametrization leaves a buffer
 def to_plain_reconstruction_layers(net: nn.Module) -> None:
     """Replace the layers of a paragan network by plain ones, in place; parameters keep their values."""
-    is_wave_generator = isinstance(net, HiFiGANGenerator)
+    with_weight_norm = [module for module in net.modules() if parametrize.is_parametrized(module, "weight")]
+    for module in with_weight_norm:
+        parametrize.remove_parametrizations(module, "weight")
     for module in list(net.modules()):
         if isinstance(module, UpConv | DownConv):
             module.fused_resampling = False
-        elif parametrize.is_parametrized(module, "weight"):
-            parametrize.remove_parametrizations(module, "weight")
-            if is_wave_generator and isinstance(module, nn.Conv2d | nn.ConvTranspose2d):
-                module.weight = nn.Parameter(module.weight.detach().squeeze(2))
-                module.__class__ = PlainConv1d if isinstance(module, nn.Conv2d) else PlainConvTranspose1d
-            torch.nn.utils.weight_norm(module)  # computes the weight in every call
-        elif type(module) in PLAIN_LAYERS:
+        elif isinstance(module, HiFiGANGenerator | PeriodDiscriminator):
+            is_generator = isinstance(module, HiFiGANGenerator)
+            for conv in module.modules():
+                if isinstance(conv, nn.Conv2d | nn.ConvTranspose2d):
+                    weight = conv.weight.detach()
+                    conv.weight = nn.Parameter(weight.squeeze(2) if is_generator else weight.mT.contiguous())
+                    conv.__class__ = PLAIN_WAVE_CONVS[type(module), type(conv)]
+        if type(module) in PLAIN_LAYERS:
             module.__class__ = PLAIN_LAYERS[type(module)]
+    for module in with_weight_norm:
+        with warnings.catch_warnings(action="ignore", category=FutureWarning):
+            torch.nn.utils.weight_norm(module)  # computes the weight in every call
 
 
 PLAIN_LOOPS: dict[str, type[PlainReconstruction]] = {
