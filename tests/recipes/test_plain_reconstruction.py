@@ -72,7 +72,7 @@ def check_gradients(net: nn.Module, plain: nn.Module) -> None:
         assert p.grad is not None
         assert expected is not None
         difference = (shaped(p.grad, expected) - expected).norm() / (expected.norm() + 1e-7)
-        assert difference < 2e-3, f"{name}: {float(difference):.1e}"
+        assert difference < 5e-3, f"{name}: {float(difference):.1e}"
     assert not parameters
 
 
@@ -82,23 +82,19 @@ def test_outputs_agree(recipe: str):
     assert max_output_difference(make_run(recipe, data, *SETTINGS[recipe]), data) < 1e-4
 
 
-def test_a_step_of_the_vocoder_is_that_of_hifi_gan():
+def test_steps_of_the_vocoder_are_those_of_hifi_gan():
     session, plain = make_both("vocoder")
+    of_d: dict[str, Tensor | None] = {}
+
+    def record(*args: object) -> None:
+        of_d.update({name: p.grad.clone() for name, p in plain.d.named_parameters() if p.grad is not None})
+
+    plain.d_optimizer.register_step_pre_hook(record)
     plain.train_on(play(session))
     check_gradients(session.game.g.net, plain.g)
-
-
-def test_a_step_of_d_of_the_vocoder_is_that_of_hifi_gan():
-    """G's step leaves gradients in the plain D, so weights are compared, of a D that takes long steps."""
-    session, plain = make_both("vocoder", "d.optimizer={name: sgd, lr: 1}", "d.schedule=constant")
-    plain.d_optimizer = torch.optim.SGD(plain.d.parameters(), lr=1)
-    before = {name: p.detach().clone() for name, p in plain.d.named_parameters()}
-    plain.train_on(play(session))
-    for name, p in session.game.d.net.named_parameters():
-        name = plain_name(name)
-        moved = shaped(p, before[name]) - before[name]
-        expected = plain.d.get_parameter(name) - before[name]
-        assert (moved - expected).norm() < 2e-3 * expected.norm() + 1e-6, name
+    for name, p in plain.d.named_parameters():  # G's step has added to them
+        p.grad = of_d[name]
+    check_gradients(session.game.d.net, plain.d)
 
 
 def test_steps_of_the_tokenizer_are_those_of_vqgan():
@@ -107,19 +103,19 @@ def test_steps_of_the_tokenizer_are_those_of_vqgan():
     plain.train_on(play(session))
     check_gradients(session.game.d.net, plain.d)
     weight = session.game.g.net.get_buffer("objective_state.weight")
-    torch.testing.assert_close(weight, plain.adaptive_weight, rtol=1e-3, atol=0)
+    torch.testing.assert_close(weight, plain.adaptive_weight, rtol=5e-3, atol=0)
     for name in ("codebook", "cluster_size", "embed_sum"):
         ours, expected = (net.quantizer.get_buffer(name) for net in (session.game.g.net, plain.g))
         torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-6)
 
 
 def test_the_adaptive_weight_acts_as_in_vqgan():
-    session, plain = make_both("tokenizer", *FROZEN_D, "g.optimizer.lr=1e-30", "nets.decay=0.999999")
+    session, plain = make_both("tokenizer", *FROZEN_D, "g.optimizer.lr=1e-30", "nets.decay=0.999999999")
     play(session)  # measures the weight
     real = play(session)
     plain.train_on(real)
     before = session.game.g.net.get_buffer("objective_state.weight")
-    torch.testing.assert_close(before, plain.adaptive_weight, rtol=1e-3, atol=0)
+    torch.testing.assert_close(before, plain.adaptive_weight, rtol=5e-3, atol=0)
     check_gradients(session.game.g.net, plain.g)
 
 
