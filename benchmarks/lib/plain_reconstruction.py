@@ -331,7 +331,8 @@ class PlainWaveGenerator(HiFiGANGenerator):
 
     def forward(self, mel: Tensor, y: Tensor | None = None) -> Tensor:
         h = F.leaky_relu(self.stages(self.first(mel)), LAST_SLOPE)
-        return torch.tanh(self.last(h))
+        with torch.autocast(mel.device.type, enabled=False):
+            return torch.tanh(self.last(h.to(mel.dtype)))
 
 
 class PlainConv1d(nn.Conv2d):
