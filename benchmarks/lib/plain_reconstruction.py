@@ -346,8 +346,9 @@ class PlainConvTranspose1d(nn.ConvTranspose2d):
     """A transposed convolution of one row, by torch's one-dimensional one."""
 
     def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
-        geometry = self.stride[1], self.padding[1], self.output_padding[1]
-        return F.conv_transpose1d(input, self.weight, self.bias, *geometry)
+        padding = self.padding[1]
+        assert isinstance(padding, int)
+        return F.conv_transpose1d(input, self.weight, self.bias, self.stride[1], padding, self.output_padding[1])
 
 
 class PlainPeriodDiscriminator(PeriodDiscriminator):
@@ -405,6 +406,11 @@ PLAIN_WAVE_CONVS: dict[tuple[type[nn.Module], type[nn.Module]], type[nn.Module]]
 }
 
 
+def set_class(module: nn.Module, kind: type[nn.Module]) -> None:
+    """Let a layer compute as another class of the same parameters does."""
+    module.__class__ = kind
+
+
 @torch.enable_grad()  # else removing a parametrization leaves a buffer
 def to_plain_reconstruction_layers(net: nn.Module) -> None:
     """Replace the layers of a paragan network by plain ones, in place; parameters keep their values."""
@@ -420,9 +426,9 @@ def to_plain_reconstruction_layers(net: nn.Module) -> None:
                 if isinstance(conv, nn.Conv2d | nn.ConvTranspose2d):
                     weight = conv.weight.detach()
                     conv.weight = nn.Parameter(weight.squeeze(2) if is_generator else weight.mT.contiguous())
-                    conv.__class__ = PLAIN_WAVE_CONVS[type(module), type(conv)]
+                    set_class(conv, PLAIN_WAVE_CONVS[type(module), type(conv)])
         if type(module) in PLAIN_LAYERS:
-            module.__class__ = PLAIN_LAYERS[type(module)]
+            set_class(module, PLAIN_LAYERS[type(module)])
     for module in with_weight_norm:
         with warnings.catch_warnings(action="ignore", category=FutureWarning):
             torch.nn.utils.weight_norm(module)  # computes the weight in every call

@@ -105,12 +105,13 @@ def test_steps_of_the_tokenizer_are_those_of_vqgan():
     weight = session.game.g.net.get_buffer("objective_state.weight")
     torch.testing.assert_close(weight, plain.adaptive_weight, rtol=5e-3, atol=0)
     for name in ("codebook", "cluster_size", "embed_sum"):
-        ours, expected = (net.quantizer.get_buffer(name) for net in (session.game.g.net, plain.g))
+        ours, expected = (net.get_buffer(f"quantizer.{name}") for net in (session.game.g.net, plain.g))
         torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-6)
 
 
 def test_the_adaptive_weight_acts_as_in_vqgan():
     session, plain = make_both("tokenizer", *FROZEN_D, "g.optimizer.lr=1e-30", "nets.decay=0.999999999")
+    assert isinstance(plain, PlainTokenizer)
     play(session)  # measures the weight
     real = play(session)
     plain.train_on(real)
@@ -124,6 +125,7 @@ def test_steps_of_the_upscaler_are_those_of_real_esrgan():
     assert isinstance(plain, PlainUpscaler)
     real = play(session)
     (micro_batch,) = session.lanes.micro_batches
+    assert session.game.conditioning_input
     low = session.game.conditioning_input(micro_batch)
     plain.train_on_pair(low, real)
     check_gradients(session.game.g.net, plain.g)
