@@ -58,6 +58,11 @@ def cifar_features() -> CifarFeatures:
     return CifarFeatures(net).eval().requires_grad_(False)
 
 
+def untrained_features() -> CifarFeatures:
+    """Return the network with random weights, frozen, to measure its time."""
+    return CifarFeatures(ResNet20(3, 10)).eval().requires_grad_(False)
+
+
 def _our_name(name: str) -> str:
     """Return the name in `ResNet20` of a weight: layer2.1.bn1.weight -> blocks.4.norm1.weight."""
     name = re.sub(r"^layer(\d)\.(\d)", lambda m: f"blocks.{BLOCKS_PER_STAGE * (int(m[1]) - 1) + int(m[2])}", name)

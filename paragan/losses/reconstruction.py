@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 import torch
 from pydantic import Field
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import cached
 
 from paragan.core.errors import UsageError
 from paragan.core.schema import config_class
@@ -184,11 +185,13 @@ class Reconstruction:
     def _adversarial_terms(self, d: DiscriminatorFn, fake: Batch, real: Batch, step: int) -> Terms:
         """Return the terms that need D."""
         recorder = _OutputRecorder(d)
-        loss = self.adversarial.generator(recorder if self.feature_matching else d, fake, real, step)
+        with cached():  # parametrized weights of D are computed once for both calls
+            loss = self.adversarial.generator(recorder if self.feature_matching else d, fake, real, step)
+            if self.feature_matching:
+                with torch.no_grad():
+                    on_real = run_discriminator(d, real.images, real.labels)
         terms: Terms = {"adversarial": (self.adversarial_weight, loss.total)}
         if self.feature_matching:
-            with torch.no_grad():
-                on_real = run_discriminator(d, real.images, real.labels)
             on_fake = recorder.outputs[0]
             if not on_fake.features:
                 raise UsageError(
