@@ -45,8 +45,8 @@ class HiFiGAN:
     """Window and hop, samples, of the discriminators of spectrograms."""
     d_width: PositiveInt = 8
     """Channels of the discriminators of periods after their first layer; up to 32 times as many."""
-    resolution_width: PositiveInt = 16
-    """Channels of the discriminators of spectrograms."""
+    resolution_width: Annotated[int, Field(ge=2)] = 16
+    """Channels of the discriminators of spectrograms; with 1, torch's convolutions on CPUs return wrong numbers."""
 
     latent: ClassVar[int] = 0
     spectral: ClassVar[bool] = False
