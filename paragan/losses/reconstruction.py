@@ -44,8 +44,8 @@ class Reconstruction:
     outputs             : weights of scalars that G returns beside the images, such as {commitment: 0.25}
     adversarial_weight  : weight of the adversarial loss
     weighting           : fixed: terms are added with their weights. adaptive: terms that need D are also multiplied by
-                          the ratio of the gradients at G's last layer (VQGAN). balanced: each weight is the share of its
-                          term in the gradient at G's output (EnCodec)
+                          the ratio of the gradients at G's last layer (VQGAN). balanced: each weight is the share of
+                          its term in the gradient at G's output (EnCodec)
     max_adaptive_weight : upper bound of the adaptive ratio
     balancer_decay      : decay of the mean norms of gradients, per step, in balanced
     adversarial         : the adversarial loss and the penalties of D
