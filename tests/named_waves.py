@@ -7,6 +7,7 @@ from typing import NamedTuple
 from torch import Tensor, nn
 
 from paragan.core.schema import config_class
+from paragan.core.types import Batch
 from paragan.nets import Spec
 
 
@@ -52,3 +53,21 @@ class Nets:
 
     def discriminator(self, spec: Spec) -> nn.Module:
         return Discriminator(spec.shape[-1])
+
+
+@config_class
+class EnergyNets:
+    """Linear networks that make waves of the energies of their frames, a field of the records."""
+
+    name: str = "energies"
+    latent: int = 0
+    frame: int = 16
+
+    def generator(self, spec: Spec) -> nn.Module:
+        return Generator(spec.shape[-1] // self.frame, spec.shape[-1])
+
+    def discriminator(self, spec: Spec) -> nn.Module:
+        return Discriminator(spec.shape[-1])
+
+    def conditioning_input(self, real: Batch) -> Tensor:
+        return real.fields["energy"]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from paragan.comm.world import World
-from paragan.config.resolve import make_spec, resolve
+from paragan.config.resolve import load_dataset, make_spec, resolve
 from paragan.config.run import Run
 from paragan.config.sections import DataOptions, DeviceOptions
 from paragan.core.schema import apply_overrides, from_dict, to_dict
@@ -64,7 +64,7 @@ def make_session(
 ) -> Session:
     """Build a session. dtype: of the parameters of both networks."""
     world = world or World.solo()
-    data = make_dataset()
+    data = make_dataset() if config.data.path == "digits" else load_dataset(config.data)
     config = resolve(config, data)
     loaded = checkpoint_dir and checkpoint.read_checkpoint(checkpoint_dir, world.rank, world.size)
     networks = build_networks(config, make_spec(config.data, data), world.device)

@@ -15,14 +15,14 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from PIL import Image
 from torch import Tensor
 
 import paragan as pg
@@ -34,6 +34,8 @@ from paragan.core.types import Batch, primary_array
 from paragan.eval.frechet import RunningMoments, frechet_distance
 from paragan.nets.codebook import VectorQuantizer
 
+ReconstructFn = Callable[[Batch], Tensor]  # a batch -> images [N, 3, 32, 32] in [-1, 1]
+PICTURE_COLUMNS = 16
 PERCEPTUAL = ("--objective.perceptual_features=benchmarks.lib.cifar_resnet20:cifar_features",)
 BATCH = 250
 
@@ -84,7 +86,7 @@ class HeldOut:
         return [Batch(part, None, LaneRng(0, i * BATCH, (0,), len(part))) for i, part in enumerate(x.split(BATCH))]
 
     @torch.no_grad()
-    def score(self, reconstruct: Callable[[Batch], Tensor]) -> dict[str, float]:
+    def score(self, reconstruct: ReconstructFn) -> dict[str, float]:
         """Score the reconstructions of all test images: [N, 3, 32, 32] in [-1, 1] of a batch."""
         made = torch.cat([reconstruct(batch) for batch in self.batches()])
         made = made.add(1).mul(127.5).round().clamp(0, 255).to(torch.uint8)
@@ -114,12 +116,21 @@ def codebook_use(g: Any, held_out: HeldOut) -> dict[str, float]:
     return {"codes_in_use": int((share > 0).sum()), "codes": len(share), "perplexity": float(entropy.exp())}
 
 
-def score_run(folder: Path, data: Path, held_out: HeldOut) -> dict[str, float]:
-    """Score the averaged model of a run."""
+def load_run(folder: Path, data: Path) -> tuple[Any, ReconstructFn]:
+    """Return the averaged G of a run, and the function from a batch to reconstructions."""
     model = pg.load(folder, dataset=pg.load_data(str(data), resolution=32))
     g, conditioning_input = model.sampler.g.eval(), model.sampler.source.conditioning_input
-    scores = held_out.score(lambda batch: primary_array(g(conditioning_input(batch), None)))
-    return scores | codebook_use(g, held_out)
+    return g, lambda batch: primary_array(g(conditioning_input(batch), None))
+
+
+@torch.no_grad()
+def save_picture(rows: Sequence[ReconstructFn], held_out: HeldOut, path: Path) -> None:
+    """Save the first test images as a picture with a row for each function, enlarged three times."""
+    batch = held_out.batches()[0]
+    lines = [torch.cat(list(row(batch)[:PICTURE_COLUMNS]), 2) for row in rows]
+    pixels = torch.cat(lines, 1).add(1).mul(127.5).round().clamp(0, 255).to(torch.uint8)
+    image = Image.fromarray(pixels.permute(1, 2, 0).numpy())
+    image.resize((3 * image.width, 3 * image.height), Image.Resampling.NEAREST).save(path, optimize=True)
 
 
 def bicubic(batch: Batch) -> Tensor:
@@ -147,25 +158,33 @@ def main() -> None:
     parser.add_argument("--settings", nargs="*", default=[], help="more settings, of all variants: device.kind=cuda")
     parser.add_argument("--runs", type=Path, default=Path("runs/reconstruction"), metavar="DIR")
     parser.add_argument("--json", metavar="F")
+    parser.add_argument(
+        "--picture", type=Path, metavar="PNG", help="test images: a row for each variant, then the data"
+    )
     options = parser.parse_args()
     os.environ["CIFAR_RESNET20"] = str(Path(options.resnet20).absolute())
     held_out = HeldOut(options.cifar, cifar_features())
     data = join_cifar(options.cifar, options.runs / "cifar.npz")
     result: dict[str, Any] = {"machine": describe_machine(), "kimg": options.kimg, "settings": options.settings}
     rows = result["rows"] = {"the data": held_out.score(lambda batch: batch.images)}
+    pictured: list[ReconstructFn] = []
     if options.recipe == "super-resolution":
         rows["bicubic"] = held_out.score(bicubic)
+        pictured.append(bicubic)
     for name, (adversarial, settings) in variants(options.recipe).items():
         if options.variants and name not in options.variants.split(";"):
             continue
         folder = options.runs / f"{options.recipe} {name}".replace(" + ", "-").replace(" ", "-")
         more = tuple(f"--{setting}" for setting in options.settings)
-        start = time.monotonic()
         train_s = train(options.recipe, data, folder, adversarial, options.kimg, (*settings, *more))
-        rows[name] = score_run(folder, data, held_out) | {"train_s": train_s, "wall_s": time.monotonic() - start}
+        g, reconstruct = load_run(folder, data)
+        rows[name] = held_out.score(reconstruct) | codebook_use(g, held_out) | {"train_s": train_s}
+        pictured.append(reconstruct)
         print(f"{name}: {rows[name]}", flush=True)
         if options.json:
             save_json(options.json, result)
+    if options.picture:
+        save_picture([*pictured, lambda batch: batch.images], held_out, options.picture)
     print(format_rows(rows))
 
 
