@@ -47,7 +47,7 @@ def vocoder() -> Run:
         ema=EMAConfig(half_life_kimg=2.0),
         batch=16,
         kimg=120.0,
-        evaluation=EvaluationOptions(metrics=(), count=300),
+        evaluation=EvaluationOptions(metrics=("log_mel", "stft"), count=300),
         output=OutputOptions(tick_kimg=1.0, fakes_kimg=10.0, checkpoint_kimg=10.0),
     )
 
@@ -63,6 +63,6 @@ def _make_run(name: str, nets: VQAutoencoder | SuperResolution, objective: Recon
         ema=EMAConfig(half_life_kimg=10.0),
         batch=128,
         kimg=600.0,
-        evaluation=EvaluationOptions(metrics=("fd",), count=5000),
+        evaluation=EvaluationOptions(metrics=("psnr", "fd"), count=5000),
         output=OutputOptions(tick_kimg=4.0, fakes_kimg=40.0, checkpoint_kimg=40.0),
     )
