@@ -18,9 +18,10 @@ def tokenizer() -> Run:
     objective = Reconstruction(
         l1=1.0,
         outputs={"commitment": 0.25},
-        adversarial_weight=0.5,
+        adversarial_weight=0.2,
         weighting="adaptive",
-        adversarial=Adversarial(loss="hinge"),
+        max_adaptive_weight=0.15,  # without a bound, a D that is fooled is fooled ever more
+        adversarial=Adversarial(loss="nonsaturating"),
     )
     return _make_run("tokenizer", VQAutoencoder(), objective, Adam(lr=4e-4, betas=(0.5, 0.9)))
 

@@ -101,9 +101,8 @@ def test_the_slider_works_by_touch(browser, run_dir):
 
 def test_without_javascript_all_grids_are_shown_newest_first(browser, run_dir):
     tab = browser.open(write_report(run_dir), *SIZES["phone"], script=False)
-    page = tab.call("DOM.getOuterHTML", nodeId=tab.call("DOM.getDocument")["root"]["nodeId"])["outerHTML"]
-    assert page.count("<figcaption>Generated") == 14
-    figures = tab.call("DOM.querySelectorAll", nodeId=1, selector="#fakes figure")["nodeIds"]
+    root = tab.call("DOM.getDocument")["root"]["nodeId"]
+    figures = tab.call("DOM.querySelectorAll", nodeId=root, selector="#fakes figure")["nodeIds"]
     tops = [tab.call("DOM.getBoxModel", nodeId=figure)["model"]["border"][1] for figure in figures]
     assert len(tops) == 14
     assert tops == sorted(tops)
