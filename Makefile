@@ -8,7 +8,7 @@ train: .venv/installed
 
 # Tests of pages need Chromium and are skipped without it: apt-get install --no-install-recommends chromium
 test: .venv/installed check
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 3
 
 check: .venv/installed
 	$(BIN)/ruff check .

@@ -84,6 +84,7 @@ COMMANDS = {  # of every result: a module of benchmarks/ and its arguments
     "scores_prdc": "quality.scores prdc --rounds 1",
     "small_worlds": "plan.small_worlds",
     "step": "speed.step",
+    "super_resolution": "quality.reconstruction super-resolution --kimg 500 --settings device.threads=1",
     "survive": "comm.rank_loss",
     "team_memory": "comm.team_memory",
     "teams": "comm.gd_teams",

@@ -71,13 +71,13 @@ def cycle_error(output: str) -> float:
 
 @pytest.fixture(scope="session")
 def error_of_one_rank(tmp_path_factory) -> float:
-    return cycle_error(run_example(tmp_path_factory.mktemp("cyclegan"), "-m", "examples.cyclegan", "--steps=12"))
+    return cycle_error(run_example(tmp_path_factory.mktemp("cyclegan"), "-m", "examples.cyclegan", "--steps=6"))
 
 
 def test_half_batches_of_two_ranks_equal_whole_batches_of_one(error_of_one_rank, tmp_path):
     arguments = (*TORCHRUN, f"--folder={tmp_path}/saved")
-    before = cycle_error(run_example(tmp_path, *arguments, "--steps=6"))
-    resumed = cycle_error(run_example(tmp_path, *arguments, "--steps=12"))
+    before = cycle_error(run_example(tmp_path, *arguments, "--steps=3"))
+    resumed = cycle_error(run_example(tmp_path, *arguments, "--steps=6"))
     assert resumed == pytest.approx(error_of_one_rank, abs=1e-3)
     assert resumed < before - 1
 
@@ -91,8 +91,8 @@ def test_two_ranks_of_another_library_equal_one(library, error_of_one_rank, tmp_
     pytest.importorskip(library)
     expected = error_of_one_rank
     if library == "accelerate":  # whose loader shuffles in another order
-        expected = cycle_error(run_example(tmp_path, "-m", "examples.cyclegan_accelerate", "--steps=12"))
-    error = cycle_error(run_example(tmp_path, *CYCLEGAN_ON_TWO_RANKS[library], "--steps=12"))
+        expected = cycle_error(run_example(tmp_path, "-m", "examples.cyclegan_accelerate", "--steps=6"))
+    error = cycle_error(run_example(tmp_path, *CYCLEGAN_ON_TWO_RANKS[library], "--steps=6"))
     assert error == pytest.approx(expected, abs=1e-3)
 
 

@@ -32,6 +32,7 @@ from benchmarks.quality.quality import run_paragan
 from paragan.core.rng import LaneRng
 from paragan.core.types import Batch, primary_array
 from paragan.eval.frechet import RunningMoments, frechet_distance
+from paragan.eval.paired import psnrs
 from paragan.nets.codebook import VectorQuantizer
 
 ReconstructFn = Callable[[Batch], Tensor]  # a batch -> images [N, 3, 32, 32] in [-1, 1]
@@ -90,8 +91,6 @@ class HeldOut:
         """Score the reconstructions of all test images: [N, 3, 32, 32] in [-1, 1] of a batch."""
         made = torch.cat([reconstruct(batch) for batch in self.batches()])
         made = made.add(1).mul(127.5).round().clamp(0, 255).to(torch.uint8)
-        error = (made.double() - self.images.double()).square().mean((1, 2, 3))
-        psnr = 10 * torch.log10(255**2 / error)
         moments = []
         for images in (self.images, made):
             moments.append(RunningMoments(64))
@@ -99,7 +98,7 @@ class HeldOut:
                 moments[-1].update(self.features.pooled(part).double())
         correct = torch.cat([self.features.classify(part) for part in (made.float() / 127.5 - 1).split(BATCH)])
         return {
-            "psnr": float(psnr.mean()),
+            "psnr": float(psnrs(made, self.images, 0).mean()),
             "fd_resnet20": float(frechet_distance(*(m.compute() for m in moments)).value),
             "accuracy": float((correct == self.labels).float().mean()),
         }
@@ -153,7 +152,7 @@ def main() -> None:
     parser.add_argument("recipe", choices=["tokenizer", "super-resolution"])
     parser.add_argument("--cifar", type=Path, required=True, metavar="FOLDER")
     parser.add_argument("--resnet20", required=True, metavar="F")
-    parser.add_argument("--kimg", type=float, default=600.0)
+    parser.add_argument("--kimg", type=float, default=500.0)
     parser.add_argument("--variants", help="names, separated by ; (default: all)")
     parser.add_argument("--settings", nargs="*", default=[], help="more settings, of all variants: device.kind=cuda")
     parser.add_argument("--runs", type=Path, default=Path("runs/reconstruction"), metavar="DIR")

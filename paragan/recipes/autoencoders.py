@@ -54,7 +54,7 @@ def vocoder() -> Run:
 
 
 def _make_run(name: str, nets: VQAutoencoder | SuperResolution, objective: Reconstruction, optimizer: Adam) -> Run:
-    """Return a run in which G trains alone for a sixth of the time."""
+    """Return a run in which G trains alone for a fifth of the time."""
     return Run(
         recipe=name,
         nets=nets,
@@ -63,7 +63,7 @@ def _make_run(name: str, nets: VQAutoencoder | SuperResolution, objective: Recon
         d=DiscriminatorOptim(optimizer, start_kimg=100.0),
         ema=EMAConfig(half_life_kimg=10.0),
         batch=128,
-        kimg=600.0,
+        kimg=500.0,
         evaluation=EvaluationOptions(metrics=("psnr", "fd"), count=5000),
         output=OutputOptions(tick_kimg=4.0, fakes_kimg=40.0, checkpoint_kimg=40.0),
     )
