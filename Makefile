@@ -6,7 +6,8 @@ BIN := .venv/bin
 train: .venv/installed
 	$(BIN)/paragan train digits
 
-# Three workers on two cores: many tests wait for processes that they start. Tests of pages need Chromium and are skipped without it: apt-get install --no-install-recommends chromium
+# Three workers on two cores: many tests wait for processes that they start.
+# Tests of pages need Chromium and are skipped without it: apt-get install --no-install-recommends chromium
 test: .venv/installed check
 	$(BIN)/python -m pytest -n 3
 
