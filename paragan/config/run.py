@@ -181,6 +181,7 @@ def may_change_on_resume(name: str) -> bool:
         "device.channels_last",
         "device.pad_channels",
         "device.huge_pages",
+        "device.deterministic",
         "data.max_bad_fraction",
         "data.max_pixels",
         "data.remote",

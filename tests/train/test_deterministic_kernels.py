@@ -8,6 +8,7 @@ import torch
 import tiny_run
 from advice import advises
 from paragan.comm.world import World
+from paragan.config.run import may_change_on_resume
 from paragan.train.loop import play_round, report_errors
 from paragan.train.session import set_process_options
 
@@ -38,3 +39,7 @@ def test_an_operation_without_a_deterministic_kernel_is_named(monkeypatch):
 def test_other_runs_use_the_kernels_of_torch():
     set_process_options(tiny_run.make_run().device, World.solo())
     assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_a_resumed_run_may_choose_other_kernels():
+    assert may_change_on_resume("device.deterministic")
