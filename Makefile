@@ -6,10 +6,9 @@ BIN := .venv/bin
 train: .venv/installed
 	$(BIN)/paragan train digits
 
-# Three workers on two cores: many tests wait for processes that they start.
 # Tests of pages need Chromium and are skipped without it: apt-get install --no-install-recommends chromium
 test: .venv/installed check
-	$(BIN)/python -m pytest -n 3
+	$(BIN)/python -m pytest -n 2
 
 check: .venv/installed
 	$(BIN)/ruff check .
