@@ -86,7 +86,7 @@ def to_float(data: Dataset, count: int | None = None) -> Tensor:
 
 
 class PlainReconstruction:
-    """What the loops share: networks, torch's default optimizers, and data that are free: rows of a float tensor."""
+    """Base of the loops: networks, torch's default optimizers, and a data set that is a float tensor on the device."""
 
     def __init__(self, run: Run, data: Dataset, bf16: bool = False):
         assert isinstance(run.objective, Reconstruction)

@@ -1,10 +1,10 @@
-"""What the adversarial part is worth: train `tokenizer` and `super-resolution` on CIFAR-10, with it and without.
+"""Train `tokenizer` and `super-resolution` on CIFAR-10 with and without the adversarial loss, and score both.
 
     python -m benchmarks.quality.reconstruction tokenizer --cifar FOLDER --resnet20 F [--json F]
     python -m benchmarks.quality.reconstruction super-resolution --cifar FOLDER --resnet20 F [--json F]
 
 FOLDER holds train_part*of3.npz and test1k_exact.npz; F is the state dict of a ResNet-20 (benchmarks/lib/
-cifar_resnet20.py). Variants without the adversarial part train G alone, for as many images. Scores are those of the
+cifar_resnet20.py). Variants without the adversarial loss train G alone, for as many images. Scores are those of the
 1,000 test images: PSNR (mean over images, of 8-bit values), fd_resnet20 (Fréchet distance in the features of the
 ResNet-20: not FID), and how many reconstructions it classifies correctly. The degradation of super-resolution is drawn
 once for every test image, the same for all variants; bicubic enlargement is a row of its own.
@@ -42,7 +42,7 @@ BATCH = 250
 
 
 def variants(recipe: str) -> dict[str, tuple[bool, tuple[str, ...]]]:
-    """Return whether a variant has an adversarial part, and its settings, by name."""
+    """Return, by name of the variant, whether it has an adversarial loss, and its settings."""
     if recipe == "super-resolution":
         return {"L1": (False, ()), "L1 + adversarial": (True, ())}
     perceptual = ("--objective.perceptual=0.1", *PERCEPTUAL)

@@ -86,7 +86,7 @@ class Accumulator(Protocol):
 
     @property
     def is_paired(self) -> bool:
-        """Whether it compares fakes with the reals that they were made from, and uses no features."""
+        """True if it compares fakes with the reals that they were made from; it then uses no features."""
         ...
 
     def init(self, feature_pass: FeaturePass) -> Any:

@@ -273,7 +273,7 @@ class Metric:
 
     @property
     def is_paired(self) -> bool:
-        """Whether it compares fakes with the reals that they were made from, and uses no features."""
+        """True if it compares fakes with the reals that they were made from; it then uses no features."""
         return all(acc.is_paired for acc in self.fake_accumulators)
 
 

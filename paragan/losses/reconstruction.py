@@ -1,4 +1,4 @@
-"""The objective of autoencoders, codecs and upscalers: a distance to the data, and an adversarial part.
+"""The objective of autoencoders, codecs and upscalers: a distance to the data, and an adversarial loss.
 
 G gets an input that belongs to a real sample (`conditioning_input`), so fake i is to equal real i. Terms, with the
 weights of the configuration: distances of the images, features of D (feature matching), features of a fixed network
@@ -138,7 +138,7 @@ class Reconstruction:
     # the two losses -----------------------------------------------------------------------------------------
 
     def discriminator(self, d: DiscriminatorFn, real: Batch, fake: Batch, step: int) -> Loss:
-        """Compute D's loss: that of the adversarial part."""
+        """Compute D's loss: that of the adversarial terms."""
         return self.adversarial.discriminator(d, real, fake, step)
 
     def generator(self, d: DiscriminatorFn, fake: Batch, real: Batch, step: int) -> Loss:

@@ -44,7 +44,7 @@ class PatchGANConfig:
 
     @property
     def spectral(self) -> bool:
-        """Whether the discriminator has spectral norm."""
+        """True if the discriminator has spectral norm."""
         return self.d_norm == "spectral"
 
 

@@ -20,7 +20,7 @@ def tokenizer() -> Run:
         outputs={"commitment": 0.25},
         adversarial_weight=0.2,
         weighting="adaptive",
-        max_adaptive_weight=0.15,  # without a bound, a D that is fooled is fooled ever more
+        max_adaptive_weight=0.15,  # unbounded, it grows while D is at chance, and keeps D there
         adversarial=Adversarial(loss="nonsaturating"),
     )
     return _make_run("tokenizer", VQAutoencoder(), objective, Adam(lr=4e-4, betas=(0.5, 0.9)))

@@ -19,7 +19,7 @@ _FINGERPRINT_RECORDS = 16  # of memory-mapped arrays
 
 @dataclass(frozen=True)
 class RecordSelection:
-    """Which field of a record D judges, and where its label comes from.
+    """Select the field of a record that D judges, and the source of its label.
 
     field         : the field that D judges; a name makes records of data that would be images otherwise
     label_pattern : a regular expression whose group is the class in the path of a file; "" for class folders
