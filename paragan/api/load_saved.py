@@ -9,6 +9,8 @@ import torch
 
 from paragan.api.replica import Replica
 from paragan.api.replica_files import load_replicas
+from paragan.config.resolve import load_dataset
+from paragan.config.sections import DataOptions
 from paragan.core.errors import UsageError
 from paragan.data.dataset import Dataset
 from paragan.models import load as model_loading
@@ -17,7 +19,11 @@ from paragan.models.model import Model
 
 @overload
 def load(
-    location: str | Path, *, device: str | torch.device = "cpu", nets: Any = None, dataset: Dataset | None = None
+    location: str | Path,
+    *,
+    device: str | torch.device = "cpu",
+    nets: Any = None,
+    dataset: Dataset | DataOptions | None = None,
 ) -> Model:
     """Load a trained generator."""
 
@@ -32,7 +38,7 @@ def load(
     *replicas: Replica,
     device: str | torch.device = "cpu",
     nets: Any = None,
-    dataset: Dataset | None = None,
+    dataset: Dataset | DataOptions | None = None,
 ) -> Model | dict[str, Any] | None:
     """Load a trained generator, or continue replicas from what `paragan.save` wrote. Runs no code from the files.
 
@@ -44,7 +50,7 @@ def load(
         replicas: continue from the newest save, on all ranks (replica_files.py). Without any, a model is loaded.
         device: where the model runs.
         nets: your networks, if the model was trained with such: the object, or `module:Class`.
-        dataset: input data of the generator, if it takes data.
+        dataset: input data of the generator, if it takes data; or the options to load them with.
 
     Returns:
         The model; or the `extra` of the save, None if nothing was saved yet.
@@ -53,6 +59,8 @@ def load(
         UsageError: there is no model, or it cannot be used; or the replicas are others than those that were saved.
     """
     if not replicas:
+        if isinstance(dataset, DataOptions):
+            dataset = load_dataset(dataset)
         return model_loading.load(location, device, nets, dataset)
     for replica in replicas:
         if isinstance(replica, str | torch.device):

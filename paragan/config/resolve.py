@@ -11,7 +11,7 @@ import dataclasses
 from paragan.config.run import AnyStrategy, Run
 from paragan.config.sections import DataOptions
 from paragan.config.user_code import check_nets, is_user_defined
-from paragan.config.validate import check_labels_available, check_objective, check_objective_for_arrays
+from paragan.config.validate import check_labels_available, check_objective, check_objective_for_data
 from paragan.core.devices import backend_of, pick_device
 from paragan.core.errors import UsageError
 from paragan.core.rng import philox_generator
@@ -97,7 +97,6 @@ def resolve(run: Run, dataset: Dataset) -> Run:
     if dataset.is_array:
         if run.data.mirror:
             raise UsageError("--mirror: flips images, and the data are arrays. Leave it out.")
-        check_objective_for_arrays(run.objective)
         if evaluation.features == "pixels":
             evaluation = dataclasses.replace(evaluation, features="values")
     if device.concat_real_fake == "auto":
@@ -107,7 +106,9 @@ def resolve(run: Run, dataset: Dataset) -> Run:
     run = fill_strategy_defaults(dataclasses.replace(run, data=data, device=device, evaluation=evaluation))
     check_objective(run)
     check_labels_available(run.objective, has_labels)
-    check_nets(run.nets, make_spec(run.data, dataset))
+    spec = make_spec(run.data, dataset)
+    check_nets(run.nets, spec)
+    check_objective_for_data(run.objective, spec)
     return run
 
 

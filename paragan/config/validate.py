@@ -16,6 +16,7 @@ from paragan.data.open_source import SOURCE_FORMATS_HINT
 from paragan.losses.adversarial import Adversarial
 from paragan.losses.augment import ADA
 from paragan.losses.reconstruction import Reconstruction
+from paragan.nets.spec import Spec
 
 
 def validate(run: Run, ranks: int = 1) -> None:
@@ -208,9 +209,11 @@ def check_labels_available(objective: Any, has_labels: bool) -> None:
         )
 
 
-def check_objective_for_arrays(objective: Any) -> None:
-    """Raise UsageError if the objective transforms images and the data are arrays."""
-    if not isinstance(objective, Adversarial):
+def check_objective_for_data(objective: Any, spec: Spec) -> None:
+    """Raise UsageError if the objective is of other data than those that `spec` describes."""
+    if isinstance(objective, Reconstruction):
+        objective.check_waves(spec.shape, spec.sample_rate)
+    if not isinstance(objective, Adversarial) or not spec.array_shape:
         return
     for field, value, disabled in (
         ("augment", objective.augment.name, "none"),

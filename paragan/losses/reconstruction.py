@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import torch
@@ -106,6 +106,22 @@ class Reconstruction:
                 "objective.adversarial.augment=none, or objective.feature_matching=0"
             )
 
+    def check_waves(self, shape: Sequence[int], sample_rate: int = 0) -> None:
+        """Raise `UsageError` if spectrograms are compared, and the data are no waves of this rate (Hz, 0: unknown)."""
+        if not self.mel:
+            return
+        least = max(self.spectrogram.n_fft, self.spectrogram.hop)
+        if len(shape) != 2 or shape[0] != 1 or shape[1] < least:
+            raise UsageError(
+                f"objective.mel={self.mel:g}: compares waves [1, T] of at least {least} samples, and the data are "
+                f"{list(shape)}. Use objective.mel=0 objective.l1=1, or audio"
+            )
+        if sample_rate not in (0, self.spectrogram.sample_rate):
+            raise UsageError(
+                f"objective.spectrogram.sample_rate={self.spectrogram.sample_rate}: the audio has {sample_rate} Hz. "
+                f"Use objective.spectrogram.sample_rate={sample_rate}"
+            )
+
     def make_state(self, step_images: int) -> ObjectiveState | None:
         """Return what D remembers for the adversarial loss; None if it needs nothing."""
         return self.adversarial.make_state(step_images)
@@ -174,12 +190,7 @@ class Reconstruction:
 
     def _mel_distance(self, waves: Tensor, target: Tensor) -> Tensor:
         """Return the mean absolute difference of the logarithmic mel spectrograms of waves [N, 1, T]."""
-        least = max(self.spectrogram.n_fft, self.spectrogram.hop)
-        if waves.dim() != 3 or waves.shape[1] != 1 or waves.shape[2] < least:
-            raise UsageError(
-                f"objective.mel={self.mel:g}: compares waves [1, T] of at least {least} samples, and the data are "
-                f"{list(waves.shape[1:])}. Use objective.mel=0 objective.l1=1, or audio"
-            )
+        self.check_waves(tuple(waves.shape[1:]))
         return (log_mel(waves, self.spectrogram) - log_mel(target, self.spectrogram)).abs().mean()
 
     def _adversarial_terms(self, d: DiscriminatorFn, fake: Batch, real: Batch, step: int) -> Terms:

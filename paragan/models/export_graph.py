@@ -45,7 +45,7 @@ def export_graphs(model: Model, graph_format: GraphFormat, out: Path) -> list[Pa
         if out.suffix != suffix:
             raise UsageError(f"--out {out}: a graph is one file. Use a name that ends in {suffix}")
         require_absent(out)
-        _export(model.sampler, 0 if model.spec.array_shape else model.spec.classes, graph_format, out, _metadata(model))
+        _export(model.sampler, model.spec.classes, graph_format, out, _metadata(model))
         return [out]
     if out.suffix or (out.is_dir() and any(out.iterdir())):
         raise UsageError(f"--out {out}: this model has a generator for each label. Use a new folder")
@@ -63,10 +63,13 @@ def _export_label(
 
 
 def _metadata(model: Model) -> dict[str, Any]:
+    outputs = "images float32 [N, C, H, W] in [-1, 1]; uint8 is round((x + 1) * 127.5), clipped to 0 ... 255"
+    if model.spec.array_shape:
+        outputs = f"images: float32 [N, {', '.join(map(str, model.spec.array_shape))}], as the data"
     return {
         "producer": "paragan",
         "inputs": "z float32 [N, latent], standard normal; label int64 [N], if there are classes",
-        "outputs": "images float32 [N, C, H, W] in [-1, 1]; uint8 is round((x + 1) * 127.5), clipped to 0 ... 255",
+        "outputs": outputs,
         "classes": list(model.classes),
     }
 

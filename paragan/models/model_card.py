@@ -9,16 +9,22 @@ import yaml
 
 from paragan.core.jsonl import Row, is_number, read_jsonl
 from paragan.models.model import Model
+from paragan.models.sampler import Sampler
 
 USAGE = """```python
 import paragan
 
-model = paragan.load("{where}")
-images = model.sample(16{labels}, truncation=0.7, seed=0)  # {shape}
-model.g  # the torch.nn.Module: (z [N, {latent}], y [N]{none}) -> images in [-1, 1]
+model = paragan.load("PATH or user/name"{dataset})
+{kind} = model.sample({arguments})  # {shape}
+model.g  # the torch.nn.Module: ({inputs}) -> {kind}
 ```"""
 
 
+HUB_TAGS = {
+    ("image", True): "unconditional-image-generation",
+    ("image", False): "image-to-image",
+    ("audio", False): "audio-to-audio",
+}  # of the data, and whether G takes latents
 BATCH_NORM_TEXTS = {"standing": "computed on images of the averaged generator", "running": "those of training"}
 
 
@@ -57,23 +63,42 @@ def _model_name(model: Model) -> str:
 
 
 def _front_matter(model: Model, name: str, scores: list[Row]) -> dict[str, Any]:
+    data_type = _data_type(model)
+    tag = HUB_TAGS.get((data_type, _takes_latents(model)))
     head: dict[str, Any] = {
         "library_name": "paragan",
-        "pipeline_tag": "unconditional-image-generation",
-        "tags": ["gan", "image-generation", "pytorch", str(model.config.get("net", {}).get("name", "per-label"))],
+        **({"pipeline_tag": tag} if tag else {}),
+        "tags": [
+            "gan",
+            f"{data_type}-generation",
+            "pytorch",
+            str(model.config.get("net", {}).get("name", "per-label")),
+        ],
     }
     if scores:
         results = [{"type": row["name"], "value": row["value"], "name": _format_protocol(row)} for row in scores]
-        data = {"name": str(model.config.get("recipe", "custom")), "type": "image"}
-        task = {"type": "unconditional-image-generation", "name": "Image generation"}
+        data = {"name": str(model.config.get("recipe", "custom")), "type": data_type}
+        task = {"type": tag or "other", "name": f"{data_type} generation".capitalize()}
         head["model-index"] = [{"name": name, "results": [{"task": task, "dataset": data, "metrics": results}]}]
     return head
+
+
+def _data_type(model: Model) -> str:
+    if model.spec.sample_rate:
+        return "audio"
+    return "array" if model.spec.array_shape else "image"
+
+
+def _takes_latents(model: Model) -> bool:
+    return not isinstance(model.sampler, Sampler) or model.sampler.uses_latents
 
 
 def _description(model: Model) -> str:
     config, spec = model.config, model.spec
     net = config.get("net", {})
-    if spec.array_shape:
+    if spec.sample_rate:
+        output = f"waves {list(spec.array_shape)} at {spec.sample_rate} Hz"
+    elif spec.array_shape:
         output = f"numbers {list(spec.array_shape)}"
     else:
         output = f"images of {spec.size.width} x {spec.size.height} x {spec.channels}"
@@ -83,10 +108,11 @@ def _description(model: Model) -> str:
     if spec.classes:
         names = [*model.classes[:10], *(["..."] if len(model.classes) > 10 else [])]
         classes = f", {spec.classes} classes ({', '.join(names)})"
+    records = "real records" if spec.array_shape else "real images"
     lines = [
-        f"A generator of {output}{classes}.",
+        f"A generator of {output}{classes}" + ("." if _takes_latents(model) else ", which is given data, not latents."),
         f"Networks: `{json.dumps(net)}`." if net else "A generator for each label.",
-        f"Recipe: {config.get('recipe', 'custom')}, {float(config.get('kimg', 0)):g} thousand real images shown to D.",
+        f"Recipe: {config.get('recipe', 'custom')}, {float(config.get('kimg', 0)):g} thousand {records} shown to D.",
     ]
     if statistics := BATCH_NORM_TEXTS.get(str(config.get("batch_norm"))):
         lines.append(f"Batch-norm statistics: {statistics}.")
@@ -110,13 +136,19 @@ def _score_table(scores: list[Row]) -> str:
 
 def _usage(model: Model) -> str:
     spec = model.spec
-    latent = str(model.config.get("net", {}).get("latent", "latent"))
     shape = f"uint8 {[16, spec.size.height, spec.size.width, spec.channels]}"
     if spec.array_shape:
         shape = f"float32 {[16, *spec.array_shape]}"
-    labels = ""
-    none = " or None"
+    kind = "samples" if spec.array_shape else "images"
+    labels = "y [N]" if spec.classes else "y [N] or None"
+    if not _takes_latents(model):
+        size = f", resolution={spec.resolution!r}"
+        if spec.array_shape:
+            size = f", segment={spec.array_shape[-1]}" if spec.sample_rate else ""
+        dataset = f', dataset=paragan.DataOptions("DATA"{size})'
+        return USAGE.format(dataset=dataset, kind=kind, arguments="16", shape=shape, inputs=f"its input, {labels}")
+    arguments = "16, truncation=0.7, seed=0"
     if spec.classes:
-        labels = f", labels={[0, spec.classes - 1] if spec.classes > 1 else [0]}"
-        none = ""
-    return USAGE.format(where="PATH or user/name", labels=labels, shape=shape, latent=latent, none=none)
+        arguments = f"16, labels={[0, spec.classes - 1] if spec.classes > 1 else [0]}, truncation=0.7, seed=0"
+    latent = model.config.get("net", {}).get("latent", "latent")
+    return USAGE.format(dataset="", kind=kind, arguments=arguments, shape=shape, inputs=f"z [N, {latent}], {labels}")

@@ -397,6 +397,11 @@ def test_a_mel_distance_needs_waves():
         "objective.mel=0 objective.l1=1, or audio"
     ):
         objective.generator(judge, batch, batch, 0)
+    with advises(
+        "objective.spectrogram.sample_rate=8000: the audio has 22050 Hz. Use objective.spectrogram.sample_rate=22050"
+    ):
+        objective.check_waves((1, 256), 22050)
+    Reconstruction(l1=0.0, mel=45.0, spectrogram=MelConfig(sample_rate=22050)).check_waves((1, 256), 22050)
     with pytest.raises(UsageError, match="the data are \\[1, 200\\]"):
         objective.generator(judge, short, short, 0)
     assert Reconstruction(l1=1.0, mel=0.0, adversarial_weight=0.0).generator(judge, batch, batch, 0).total == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,9 +13,13 @@ import yaml
 
 import paragan
 from advice import Case, advises, case_id
+from fake_records import RATE, write_recordings
 from paragan.core.errors import UsageError
 from paragan.core.jsonl import JsonlFile
+from paragan.models.model import make_model_config, save_model
 from paragan.models.model_card import make_model_card
+from paragan.models.sampler import LabelPrior
+from paragan.nets import HiFiGAN, Spec
 from processes import run_cli, usage_error
 
 
@@ -108,6 +113,21 @@ def test_a_card_has_the_scores_of_its_model(small, tmp_path):
     text = make_model_card(paragan.load(tmp_path / "run"))
     assert "| `fd_pixels` | 7 | `f` | count=5 |" in text
     assert "| 9 |" not in text
+
+
+def test_the_card_of_a_vocoder_says_how_to_run_it(tmp_path):
+    data = write_recordings(tmp_path / "data")
+    nets, spec = HiFiGAN(width=4, mels=8, n_fft=64, resolutions=((64, 16),)), Spec(0, 0, 0, (1, 128), sample_rate=RATE)
+    config = make_model_config(nets, spec, LabelPrior(()), [], kimg=1.0)
+    save_model(tmp_path / "model", nets.generator(spec), None, config)
+    model = paragan.load(tmp_path / "model", dataset=paragan.DataOptions(str(data), segment=128))
+    _, head, text = make_model_card(model).split("---", 2)
+    assert yaml.safe_load(head)["pipeline_tag"] == "audio-to-audio"
+    assert "A generator of waves [1, 128] at 8000 Hz, which is given data" in text
+    code = text.split("```python")[1].split("```")[0].replace("PATH or user/name", str(tmp_path / "model"))
+    variables: dict[str, Any] = {}
+    exec(code.replace("DATA", str(data)), variables)
+    assert variables["samples"].shape == (16, 1, 128)
 
 
 def test_export_of_a_per_label_model(per_label, tmp_path):

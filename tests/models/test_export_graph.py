@@ -8,11 +8,15 @@ import json
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 import paragan
 from paragan.core.errors import RunError, UsageError
 from paragan.models import export_graph
-from paragan.models.export_graph import export_graphs
+from paragan.models.export_graph import SUFFIXES, export_graphs
+from paragan.models.model import Model
+from paragan.models.sampler import LabelPrior, LatentSource, Sampler, to_float32
+from paragan.nets import Spec
 from processes import run_cli, usage_error
 
 
@@ -70,6 +74,29 @@ def test_a_generator_for_every_label_is_a_graph_each(per_label, tmp_path):
     assert "Use a new folder" in usage_error("export", per_label, "--format=onnx", "--out", tmp_path / "g.onnx")
     with pytest.raises(UsageError, match="generator for each label"):
         _ = model.g
+
+
+class NumbersByLabel(nn.Module):
+    """z [N, 6], y [N] -> [N, 5]."""
+
+    def __init__(self):
+        super().__init__()
+        self.of_latent, self.of_label = nn.Linear(6, 5), nn.Embedding(3, 5)
+
+    def forward(self, z, y):
+        return self.of_latent(z) + self.of_label(y)
+
+
+@pytest.mark.parametrize("graph_format", ["onnx", "torch-export"])
+def test_a_graph_of_numbers_takes_labels(graph_format, tmp_path):
+    g = NumbersByLabel().eval()
+    sampler = Sampler(g, LatentSource(6), LabelPrior((0.2, 0.3, 0.5)), torch.device("cpu"), to_output=to_float32)
+    model = Model(sampler, Spec(0, 0, 3, (5,)), {"classes": ["a", "b", "c"], "kimg": 1.0}, tmp_path)
+    (path,) = export_graphs(model, graph_format, tmp_path / f"g{SUFFIXES[graph_format]}")
+    read = {"onnx": export_graph._load_onnx, "torch-export": export_graph._load_pt2}[graph_format]
+    z, y = torch.randn(7, 6), torch.arange(7) % 3
+    with torch.no_grad():
+        torch.testing.assert_close(read(path)(z, y), g(z, y), atol=1e-5, rtol=0)
 
 
 def test_refusals(small, tmp_path, monkeypatch):

@@ -87,12 +87,12 @@ class RecordOptions:
 
     def check_unused(self, location: str) -> None:
         """Raise UsageError if an option is set, for data that are no records of several arrays."""
-        fields = ("field", "segment", "aligned", "sample_rate", "resample", "transform", "label_pattern")
-        for name in fields:
+        unset = {"segment": "0", "sample_rate": "0", "resample": "false", "aligned": "[]"}
+        for name in ("field", "segment", "aligned", "sample_rate", "resample", "transform", "label_pattern"):
             if getattr(self, name):
                 raise UsageError(
-                    f"data.{name}: is for records of named arrays and for audio, and {location} holds others. Leave it "
-                    "out"
+                    f"data.{name}: is for records of named arrays and for audio, and {location} holds others. Use "
+                    f"--data.{name}={unset.get(name, repr(''))}, or --data with such records"
                 )
 
     def with_rate(self, rate: int) -> RecordOptions:
