@@ -3,13 +3,18 @@
     python -m benchmarks.data.record_loader --json benchmarks/results/record_loader.json
 
 Both read the same WAV files, cut a random segment of 8,192 samples, compute a log mel spectrogram with NumPy and give
-float32 batches of 16: paragan with nothing set by hand, DataLoader with two workers. They take turns, several times,
-each for so many seconds after a warm-up; the ratio is the median over the turns.
+float32 batches of 16: paragan with nothing set by hand, DataLoader with two workers, whose matrix products have one
+thread each. They take turns, several times, each for so many seconds after a warm-up; the ratio is the median over the
+turns.
+
+Then the recipe `vocoder` trains on the files, streamed; the result is the share of the steps' time that it waited for
+data.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import tempfile
@@ -24,12 +29,16 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
+from benchmarks.lib.timing import Spread, describe_machine, save_json
+from benchmarks.quality.quality import run_paragan
 from paragan.data.dataset import load_data
 from paragan.data.lanes import LaneLoader
 from paragan.data.records.decoder import RecordOptions
 
 RATE, SEGMENT, WINDOW, HOP, MELS, BATCH = 22050, 8192, 1024, 256, 80, 16
 WARM_UP_S = 2.0
+BLAS_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+TRAINED_KIMG, TICK_KIMG = 1.0, 0.2
 
 
 def mel_filters() -> np.ndarray:
@@ -108,10 +117,23 @@ class _Endless(Sampler[int]):
 def dataloader_batches(folder: Path) -> tuple[Iterator[dict[str, Tensor]], Callable[[], object]]:
     """Return the batches of torch's DataLoader with two workers, and what closes it."""
     files = _Files(folder)
-    batches: Any = iter(
-        DataLoader(files, BATCH, sampler=_Endless(len(files.paths)), num_workers=2, multiprocessing_context="spawn")
-    )
+    with environment(dict.fromkeys(BLAS_THREADS, "1")):  # that the workers inherit
+        batches: Any = iter(
+            DataLoader(files, BATCH, sampler=_Endless(len(files.paths)), num_workers=2, multiprocessing_context="spawn")
+        )
     return batches, batches._shutdown_workers
+
+
+@contextlib.contextmanager
+def environment(values: dict[str, str]) -> Iterator[None]:
+    """Set environment variables inside the block."""
+    before = dict(os.environ)
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
 
 
 def measure(make: Callable[..., Any], folder: Path, seconds: float) -> float:
@@ -131,30 +153,41 @@ def measure(make: Callable[..., Any], folder: Path, seconds: float) -> float:
     return rate
 
 
+def measure_waiting(files: Path, run_dir: Path) -> dict[str, float]:
+    """Train the vocoder on files that are streamed. Return its speed, and the share of time that it waits for data."""
+    rate = (f"--nets.sample_rate={RATE}", f"--objective.spectrogram.sample_rate={RATE}")
+    options = (f"--kimg={TRAINED_KIMG:g}", f"--output.tick_kimg={TICK_KIMG:g}", "--evaluation.metrics=[]")
+    run_paragan("train", "vocoder", f"--data={files}", "--data.cache=stream", *rate, *options, f"--run-dir={run_dir}")
+    ticks = [json.loads(line) for line in (run_dir / "stats.jsonl").read_text().splitlines()]
+    ticks = [tick for tick in ticks if tick["Progress/kimg"] > 0][1:]  # the first one starts the loader
+    waiting = sum(tick["Timing/data_wait_s"] for tick in ticks) / sum(
+        TICK_KIMG * t["Timing/sec_per_kimg"] for t in ticks
+    )
+    return {"records_per_s": float(np.median([tick["Timing/img_per_sec"] for tick in ticks])), "waiting": waiting}
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--files", type=int, default=400)
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=5.0)
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", metavar="F")
     options = parser.parse_args()
     rates: dict[str, list[float]] = {"paragan": [], "dataloader": []}
     with tempfile.TemporaryDirectory() as name:
-        write_files(Path(name), options.files)
+        files = Path(name, "files")
+        files.mkdir()
+        write_files(files, options.files)
         for turn in range(options.turns):
-            rates["paragan"].append(measure(paragan_batches, Path(name), options.seconds))
-            rates["dataloader"].append(measure(dataloader_batches, Path(name), options.seconds))
+            rates["paragan"].append(measure(paragan_batches, files, options.seconds))
+            rates["dataloader"].append(measure(dataloader_batches, files, options.seconds))
             print(f"turn {turn}: " + ", ".join(f"{side} {found[-1]:,.0f} records/s" for side, found in rates.items()))
-    ratios = [ours / theirs for ours, theirs in zip(rates["paragan"], rates["dataloader"])]
-    result = {
-        "cores": len(os.sched_getaffinity(0)),
-        "records_per_s": {side: float(np.median(found)) for side, found in rates.items()},
-        "ratio": float(np.median(ratios)),
-        "ratios": ratios,
-    }
-    print(json.dumps(result, indent=1))
-    if options.json:
-        options.json.write_text(json.dumps(result, indent=1) + "\n")
+        training = measure_waiting(files, Path(name, "run"))
+    ratio = Spread.from_values([ours / theirs for ours, theirs in zip(rates["paragan"], rates["dataloader"])])
+    medians = {side: float(np.median(found)) for side, found in rates.items()}
+    print(f"paragan / DataLoader = {ratio}; training waits {100 * training['waiting']:.2g} % of its time for data")
+    result = {"records_per_s": medians, "paragan/dataloader": ratio.to_json(), "rates": rates, "training": training}
+    save_json(options.json, {"machine": describe_machine(), **result})
 
 
 if __name__ == "__main__":

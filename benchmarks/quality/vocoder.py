@@ -1,6 +1,6 @@
 """Train `vocoder` on spoken digits, and score it on recordings that it has not seen.
 
-    python -m benchmarks.quality.vocoder --recordings recordings.zip [--kimg N] [--json F]
+    python -m benchmarks.quality.vocoder --recordings recordings.zip [--kimg N] [--json F] [--picture PNG]
 
 The recordings are those of the Free Spoken Digit Dataset (DIGIT_speaker_NN.wav, 8 kHz, CC BY-SA 4.0); as its authors
 suggest, numbers 0 to 4 of every digit and speaker are held out: 300 recordings. Each of these is reduced to its
@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from PIL import Image
 from torch import Tensor, nn
 
 import paragan as pg
@@ -41,6 +42,7 @@ RESOLUTIONS = ((512, 128), (256, 64), (128, 32))
 HELD_OUT = 5  # recordings of every digit and speaker
 FRAMES = 96  # that the classifier sees: 0.77 s
 EPOCHS, BATCH = 30, 64
+PICTURED = 10  # recordings: one of every digit
 SILENCE = float(np.log(1e-5))
 Recordings = list[tuple[str, Tensor]]  # name, wave [1, T]
 
@@ -167,6 +169,16 @@ def _overlap_add(spectrum: Tensor, window: Tensor, length: int) -> Tensor:
     return x / total.clamp(min=1e-3)
 
 
+def save_picture(rows: Sequence[Recordings], path: Path) -> None:
+    """Save the logarithmic mel spectrograms of recordings, low frequencies below: a row for each of `rows`."""
+    lines = [torch.cat([classifier_input(samples)[0].flip(0) for _, samples in row], 1) for row in rows]
+    values = torch.cat(lines)
+    low = values.quantile(0.3)
+    pixels = ((values - low) / (values.max() - low)).clamp(0, 1).mul(255).to(torch.uint8)
+    image = Image.fromarray(pixels.numpy())
+    image.resize((2 * image.width, 2 * image.height), Image.Resampling.NEAREST).save(path, optimize=True)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--recordings", type=Path, required=True, metavar="ZIP")
@@ -174,6 +186,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--settings", nargs="*", default=[], help="more settings, such as device.kind=cuda")
     parser.add_argument("--runs", type=Path, default=Path("runs/vocoder"), metavar="DIR")
     parser.add_argument("--json", metavar="F")
+    parser.add_argument("--picture", type=Path, metavar="PNG", help="spectrograms: real, Griffin-Lim, vocoder")
     options = parser.parse_args(arguments)
     training, held_out = read_recordings(options.recordings)
     data, folder = write_recordings(training, options.runs / "training"), options.runs / "vocoder"
@@ -184,12 +197,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     stats = json.loads((folder / "stats.jsonl").read_text().splitlines()[-1])
     classifier = train_classifier(training)
     g = load_generator(folder)
-    made = vocode(lambda mel: g(mel, None), held_out)
+    made, inverted = vocode(lambda mel: g(mel, None), held_out), vocode(griffin_lim, held_out)
     write_recordings(held_out, options.runs / "real")
     write_recordings(made, options.runs / "vocoded")
+    if options.picture:
+        save_picture([side[:: len(held_out) // PICTURED] for side in (held_out, inverted, made)], options.picture)
     rows = {
         "real": score(held_out, held_out, classifier),
-        "Griffin-Lim": score(vocode(griffin_lim, held_out), held_out, classifier),
+        "Griffin-Lim": score(inverted, held_out, classifier),
         "vocoder": score(made, held_out, classifier),
     }
     names = list(rows["real"])

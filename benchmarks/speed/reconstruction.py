@@ -47,7 +47,7 @@ RECIPES = {
     "super-resolution": ("data.resolution=32", "d.start_kimg=0"),
     "vocoder": (),
 }
-SEGMENT = 4096
+SEGMENT = 2048
 MAX_STEP_S = 2.0
 BLOCK_S = 2.0
 WANTED = 1.3

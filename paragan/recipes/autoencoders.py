@@ -40,14 +40,14 @@ def vocoder() -> Run:
     decay: dict[str, Any] = {"schedule": "exponential", "lr_half_life_kimg": 100.0}
     return Run(
         recipe="vocoder",
-        data=DataOptions(segment=4096, labels=False),
+        data=DataOptions(segment=2048, labels=False),
         nets=HiFiGAN(),
         objective=objective,
         g=PlayerOptim(optimizer, **decay),
         d=DiscriminatorOptim(optimizer, **decay),
         ema=EMAConfig(half_life_kimg=2.0),
         batch=16,
-        kimg=120.0,
+        kimg=150.0,
         evaluation=EvaluationOptions(metrics=("log_mel", "stft"), count=300),
         output=OutputOptions(tick_kimg=1.0, fakes_kimg=10.0, checkpoint_kimg=10.0),
     )
