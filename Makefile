@@ -6,7 +6,8 @@ BIN := .venv/bin
 train: .venv/installed
 	$(BIN)/paragan train digits
 
-# Tests of pages need Chromium and are skipped without it: apt-get install --no-install-recommends chromium
+# Tests of pages need Chromium, tests of launchers Slurm and Open MPI; they are skipped without them:
+# apt-get install --no-install-recommends chromium slurm-wlm munge openmpi-bin
 test: .venv/installed check
 	$(BIN)/python -m pytest -n 2
 

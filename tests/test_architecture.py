@@ -94,7 +94,7 @@ SAFE_PICKLE = "paragan/data/formats/safe_pickle.py"  # reads pickles without run
 DESIGN_WORDS = ("Game", "Player", "Turn", "Round", "Lane", "Exchange", "Role", "Objective")
 
 # Folders of tests and benchmarks that are not named after a package.
-TEST_FOLDERS = {"contracts", "oracles", "standin"}
+TEST_FOLDERS = {"contracts", "engines", "oracles", "standin"}
 BENCHMARK_FOLDERS = {"figures", "lib", "per_label", "quality", "speed"}
 
 # Fields of strategies that have another name now: one idea, one word.

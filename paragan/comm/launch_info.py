@@ -15,7 +15,7 @@ from paragan.core.errors import UsageError
 class LauncherVariables(NamedTuple):
     """Names of the environment variables of a launcher.
 
-    job : those that tell its jobs apart, and have the same value on all ranks of a job
+    job : those that tell its jobs apart, and have the same value on all ranks of a job; empty where they are not set
     """
 
     rank: str
@@ -26,7 +26,13 @@ class LauncherVariables(NamedTuple):
 
 
 TORCHRUN = LauncherVariables("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-SRUN = LauncherVariables("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE")
+SRUN = LauncherVariables(
+    "SLURM_PROCID",
+    "SLURM_STEP_NUM_TASKS",
+    "SLURM_LOCALID",
+    "SLURM_STEP_TASKS_PER_NODE",
+    ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"),
+)
 OPEN_MPI = LauncherVariables(
     "OMPI_COMM_WORLD_RANK",
     "OMPI_COMM_WORLD_SIZE",
@@ -58,6 +64,7 @@ class LaunchInfo:
     """The rank of this process among all processes of the run, and among those of its host.
 
     variables : the environment variables that say so, for messages
+    job       : what tells the processes that a launcher started together from others; "" if nothing does
     """
 
     rank: int = 0
@@ -65,6 +72,7 @@ class LaunchInfo:
     local_rank: int = 0
     local_size: int = 1
     variables: str = field(default="", compare=False)
+    job: str = field(default="", compare=False)
 
     @property
     def ends_at_first_failure(self) -> bool:
@@ -93,7 +101,8 @@ class LaunchInfo:
                 same_on_all_ranks=False,
             )
         variables = f"{launcher.rank}={rank}, {launcher.size}={size}"
-        info = LaunchInfo(rank, size, local_rank, max(local_size, local_rank + 1), variables)
+        job = _job_name(env, launcher)
+        info = LaunchInfo(rank, size, local_rank, max(local_size, local_rank + 1), variables, job)
         if launcher is not TORCHRUN:
             _require_known_launcher(env, info)  # mpirun starts its daemons with srun
         return info
@@ -172,37 +181,47 @@ def master_address(env: Mapping[str, str]) -> tuple[str, int]:
         UsageError: there is no MASTER_ADDR, or MASTER_PORT is no port.
     """
     launcher = _find_launcher(env)
-    if launcher is not None and launcher in MPIRUN:
-        default_address, default_port = _mpirun_address(env, launcher)
-    else:
-        default_address = _first_host(env.get("SLURM_STEP_NODELIST", ""))
-        default_port = 29500 + _read_int(env, "SLURM_JOB_ID", 0) % 10000
-    address = env.get("MASTER_ADDR") or default_address
-    if not address and launcher in MPIRUN:
+    is_mpirun = launcher is not None and launcher in MPIRUN
+    address = env.get("MASTER_ADDR", "")
+    if not address and launcher is not None and is_mpirun:
+        address = "127.0.0.1" if _is_one_host(env, launcher) else ""
+    elif not address:
+        address = _first_host(env.get("SLURM_STEP_NODELIST", ""))
+    if not address and is_mpirun:
         raise UsageError(
             "MASTER_ADDR: is not set, and mpirun started ranks on several hosts. Use `mpirun -x MASTER_ADDR=HOST` of "
             "Open MPI or `mpirun -genv MASTER_ADDR HOST` of MPICH and Intel MPI, with the host of rank 0",
         )
     if not address:
         raise UsageError("MASTER_ADDR: is not set. Start with torchrun, srun, mpirun or `--ranks N` of paragan")
-    port = _read_int(env, "MASTER_PORT", default_port)
+    port = _read_int(env, "MASTER_PORT", _default_port(env, launcher))
     if not 0 < port < 65536:
         raise UsageError(f"MASTER_PORT={port}: must be between 1 and 65535", same_on_all_ranks=False)
     return address, port
 
 
-def _mpirun_address(env: Mapping[str, str], launcher: LauncherVariables) -> tuple[str, int]:
-    """Return host and port where the ranks of a job of mpirun meet by default; the host is empty if there are several.
+def _default_port(env: Mapping[str, str], launcher: LauncherVariables | None) -> int:
+    """Return torchrun's port, or for other launchers one below it and below those of outgoing connections.
 
-    The port is below those of torchrun, srun and outgoing connections. It differs between jobs, as far as all ranks
-    know what tells them apart.
+    It differs between jobs, as far as all ranks know what tells them apart.
     """
-    is_one_host = env[launcher.local_size] == env[launcher.size]
-    job = next((env[name] for name in launcher.job if env.get(name)), "")
-    if not job and is_one_host:
-        job = _parent_of_process_group()
-    job = job or env.get("SLURM_JOB_ID", "")
-    return "127.0.0.1" if is_one_host else "", 20000 + zlib.crc32(job.encode()) % 9500
+    if launcher is None or launcher is TORCHRUN:
+        return 29500
+    job = _job_name(env, launcher)
+    return 20000 + zlib.crc32((job or env.get("SLURM_JOB_ID", "")).encode()) % 9500
+
+
+def _job_name(env: Mapping[str, str], launcher: LauncherVariables) -> str:
+    """Return what tells a job of a launcher from others, the same on all its ranks; empty if they do not know it."""
+    values = [env.get(name, "") for name in launcher.job]
+    if launcher is SRUN:  # a job has several steps, and starts again when it is requeued
+        return ".".join(filter(None, values))
+    job = next(filter(None, values), "")
+    return job or (_parent_of_process_group() if launcher in MPIRUN and _is_one_host(env, launcher) else "")
+
+
+def _is_one_host(env: Mapping[str, str], launcher: LauncherVariables) -> bool:
+    return env[launcher.local_size] == env[launcher.size]
 
 
 def _parent_of_process_group() -> str:

@@ -407,5 +407,12 @@ def as_comm_error(action: Callable[[], T]) -> T:
     try:
         return action()
     except RuntimeError as error:
-        first_line = re.sub(r"^\[[^]]*:\d+\] ", "", str(error).splitlines()[0])  # drops gloo's source line
-        raise CommunicationError(first_line.split(". This is typically")[0]) from error  # and its advice
+        raise CommunicationError(describe_torch_error(error)) from error
+
+
+def describe_torch_error(error: Exception) -> str:
+    """Return the first line of an error of torch or gloo, without the place in the source and without advice."""
+    first_line = next(iter(str(error).splitlines()), type(error).__name__)
+    first_line = re.sub(r"^\[[^]]*:\d+\] ", "", first_line)
+    first_line = re.sub(r"^\[enforce fail at [^]]*\] ", "", first_line)
+    return first_line.split(". This is typically")[0].rstrip(".")

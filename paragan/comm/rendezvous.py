@@ -1,7 +1,8 @@
 """How the ranks of a run find each other: at the key-value store that rank 0 or torchrun serves.
 
 Every wait has a timeout, answers signals, and after `WAIT_NOTICE_S` says for whom it waits. A process at that address
-that is not of this run is recognised: it does not answer, counts other ranks, or has this rank already.
+that is not of this run is recognised: it does not answer, counts other ranks, is of another job of the launcher, or has
+this rank already.
 """
 
 from __future__ import annotations
@@ -44,12 +45,15 @@ def rendezvous(launch_info: LaunchInfo, env: Mapping[str, str], timeout_s: float
     """
     address, port = master_address(env)
     is_server = launch_info.rank == 0 and not has_agent_store(env)
-    notice = WaitNotice(launch_info, f"rank 0 at {address}:{port} (MASTER_ADDR:MASTER_PORT)")
+    notice = WaitNotice(launch_info)
 
     def check() -> None:
         notice.write_if_due()
         raise_if_lost(range(launch_info.size))
 
+    notice.awaited = f"{address} (MASTER_ADDR) to resolve"
+    _await_name(address, timeout_s, check)
+    notice.awaited = f"rank 0 at {address}:{port} (MASTER_ADDR:MASTER_PORT)"
     try:
         if not is_server:
             _await_server(address, port, timeout_s, check)
@@ -80,6 +84,12 @@ def rendezvous(launch_info: LaunchInfo, env: Mapping[str, str], timeout_s: float
 
 def _claim_rank(store: Any, launch_info: LaunchInfo, address: str) -> None:
     """Raise CommunicationError if another process came to this store as the same rank, or counts other ranks."""
+    job = store.compare_set("job", "", launch_info.job or "-").decode()
+    if launch_info.job and job not in (launch_info.job, "-"):
+        raise CommunicationError(
+            f"{address} (MASTER_ADDR:MASTER_PORT) belongs to job {job} of the launcher, and this is rank "
+            f"{launch_info.rank} of job {launch_info.job}. Use another MASTER_PORT"
+        )
     size = store.compare_set("world_size", "", str(launch_info.size)).decode()
     if size != str(launch_info.size):
         raise CommunicationError(
@@ -91,6 +101,28 @@ def _claim_rank(store: Any, launch_info: LaunchInfo, address: str) -> None:
             f"rank {launch_info.rank} is at {address} (MASTER_ADDR:MASTER_PORT) already: another run, or an earlier "
             "start of this one. End it, or use another MASTER_PORT"
         )
+
+
+def _await_name(host: str, timeout_s: float, check: Callable[[], None]) -> None:
+    """Return when the name of a host resolves: one of Kubernetes does so when its pod has started.
+
+    check: called again and again meanwhile.
+    """
+    deadline = time.monotonic() + timeout_s
+    problem = (
+        f"{host} (MASTER_ADDR, or the host of rank 0 by srun): its name does not resolve here. Set MASTER_ADDR to an "
+        "address that every host knows, such as 10.0.0.1"
+    )
+    while True:
+        left_s = max(deadline - time.monotonic(), POLL_S)
+        try:
+            call_with_timeout(lambda: socket.getaddrinfo(host, None), left_s, problem, check)
+            return
+        except (socket.gaierror, UnicodeError) as error:
+            if time.monotonic() > deadline:
+                raise CommunicationError(f"{problem} ({error})") from error
+            check()
+            time.sleep(POLL_S)
 
 
 def _await_server(address: str, port: int, timeout_s: float, check: Callable[[], None]) -> None:

@@ -35,6 +35,7 @@ from paragan.comm.process_group import (
     WaitThread,
     as_comm_error,
     c10d,
+    describe_torch_error,
     new_gloo_group,
 )
 from paragan.comm.rendezvous import WaitNotice, has_agent_store, rendezvous
@@ -132,29 +133,45 @@ class World:
         world._store_sockets = connections
         world._check_devices()  # also names a missing rank, which torch would not
         world._other_sockets = open_sockets()
-        notice = WaitNotice(launch_info, "a connection to every other rank")
-
-        def check() -> None:
-            notice.write_if_due()
-            raise_if_lost(range(launch_info.size))
-
-        call_with_timeout(
-            lambda: c10d.init_process_group(
-                backend_of(device).dist_backend,
-                store=c10d.PrefixStore(f"group/{attempt}", store),
-                rank=launch_info.rank,
-                world_size=launch_info.size,
-                timeout=timedelta(seconds=timeout_s),
-            ),
-            timeout_s + FAULT_WINDOW_S,  # torch's own message, which comes first, says more
-            f"rank {launch_info.rank} could not connect to all other ranks within {timeout_s:g} s. Set "
-            "GLOO_SOCKET_IFNAME to the network interface that the hosts share",
-            check,
-        )
+        world._init_process_group(c10d.PrefixStore(f"group/{attempt}", store))
         World._formed_default_group = True
         world.all_ranks = TorchGroup(c10d.group.WORLD, has_lost_peer=world._has_lost_peer)
         world._peer_sockets = set(filter(is_connected, open_sockets() - world._other_sockets))
         return world
+
+    def _init_process_group(self, store: Store) -> None:
+        """Connect to all other ranks.
+
+        Raises:
+            CommunicationError: a rank cannot be reached.
+        """
+        info = self.launch_info
+        notice = WaitNotice(info, "a connection to every other rank")
+        problem = f"rank {info.rank} could not connect to all other ranks"
+        advice = "Set GLOO_SOCKET_IFNAME to the network interface that the hosts share"
+
+        def check() -> None:
+            notice.write_if_due()
+            raise_if_lost(range(info.size))
+
+        try:
+            call_with_timeout(
+                lambda: c10d.init_process_group(
+                    backend_of(self.device).dist_backend,
+                    store=store,
+                    rank=info.rank,
+                    world_size=info.size,
+                    timeout=timedelta(seconds=self.timeout_s),
+                ),
+                self.timeout_s + FAULT_WINDOW_S,  # torch's own message, which comes first, says more
+                f"{problem} within {self.timeout_s:g} s. {advice}",
+                check,
+            )
+        except CommunicationError:
+            raise
+        except (RuntimeError, ValueError) as error:  # of torch's store, of gloo or of NCCL
+            reason = describe_torch_error(error)
+            raise CommunicationError(f"{problem}: {reason}. {advice}") from error
 
     @staticmethod
     def adopt(launch_info: LaunchInfo, device: torch.device, timeout_s: float) -> World:

@@ -36,7 +36,8 @@ LAUNCHERS = r"python3?|torchrun|srun|sbatch|mpirun|podman run|docker run|nohup|t
 STARTS = re.compile(rf"(?:\w+=\S* +)*(?:(?:{LAUNCHERS}) .*)?(?:\S*/)?paragan(?= |$)")
 PLACEHOLDER = re.compile(r"[A-Za-z]|[A-Z][A-Z0-9_]*")  # N, K, RUN_DIR, HOST0: where a reader puts a value
 # Options of other programs that the documents name, and documents about other programs.
-FOREIGN_OPTIONS = {"--G_shared", "--no-kill"}
+FOREIGN_OPTIONS = {"--G_shared"}
+SLURM_OPTIONS = {"--no-kill", "--kill-on-bad-exit", "--signal", "--requeue", "--gpus-per-task"}
 FOREIGN_DOCUMENTS = {"docs/coming_from.md"}
 
 GROUPS_OF_ANY = ("g.optimizer.", "d.optimizer.")  # have the fields of pytorch-optimizer's classes too
@@ -235,7 +236,7 @@ def known_options() -> frozenset[str]:
     for folder in ("benchmarks", "examples"):
         for path in (ROOT / folder).rglob("*.py"):
             options.update(re.findall(r"add_argument\(\s*\"(--[\w-]+)\"", path.read_text("utf-8")))
-    return frozenset(options) | FOREIGN_OPTIONS
+    return frozenset(options) | FOREIGN_OPTIONS | SLURM_OPTIONS
 
 
 # What is tested ---------------------------------------------------------------------------------------

@@ -215,6 +215,20 @@ def test_ranks_of_mpirun_on_one_host_meet_at_a_port_of_their_job(variable):
     assert master_address(chosen) == ("node1", 4000)
 
 
+def test_every_start_of_a_step_of_slurm_has_a_name_and_a_port():
+    names = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
+    starts = [dict(zip(names, values)) for values in (("7", "0"), ("7", "1"), ("7", "0", "1"), ("8", "0"))]
+    ranks = [{"SLURM_PROCID": str(rank), "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NODELIST": "n1"} for rank in (0, 1)]
+    jobs = [{LaunchInfo.from_environment(rank | start).job for rank in ranks} for start in starts]
+    assert jobs == [{"7.0"}, {"7.1"}, {"7.0.1"}, {"8.0"}]
+    addresses = [{master_address(rank | start) for rank in ranks} for start in starts]
+    assert [len(of_start) for of_start in addresses] == [1] * 4
+    ports = {port for of_start in addresses for _, port in of_start}
+    assert len(ports) == 4
+    assert all(20000 <= port < 29500 for port in ports)
+    assert master_address({"MASTER_ADDR": "n1", "RANK": "0", "WORLD_SIZE": "2"} | starts[0]) == ("n1", 29500)
+
+
 DAEMON = """
 import os, subprocess, sys
 code = "import os; from paragan.comm.launch_info import master_address; print(master_address(os.environ)[1])"
@@ -306,7 +320,8 @@ def test_every_advised_launcher_sets_the_address(monkeypatch):
     with advises("MASTER_ADDR: is not set. Start with torchrun, srun, mpirun or `--ranks N` of paragan"):
         master_address({"RANK": "0", "WORLD_SIZE": "2"})
     assert master_address({"MASTER_ADDR": "node1", "MASTER_PORT": "4000"}) == ("node1", 4000)  # torchrun
-    assert master_address({"SLURM_STEP_NODELIST": "gpu[03-07]", "SLURM_JOB_ID": "10007"}) == ("gpu03", 29507)  # srun
+    srun = {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NODELIST": "gpu[03-07]"}
+    assert master_address(srun)[0] == "gpu03"
     assert master_address(mpirun(MPIRUN[0], 1, 2, 1, 2))[0] == "127.0.0.1"
     environments = []
     monkeypatch.setattr(local_launcher.subprocess, "Popen", lambda command, env, **rest: environments.append(env))

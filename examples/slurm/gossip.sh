@@ -1,0 +1,34 @@
+#!/bin/bash
+# Gossip training that goes on without the ranks that it loses, and takes them back.
+#
+#   sbatch examples/slurm/gossip.sh folder --data /shared/photos --run-dir /shared/run
+#
+# srun lets the other ranks run when one dies (--kill-on-bad-exit=0), or a node (--no-kill). A rank that died is started
+# again, and joins the others. The run folder has to be on storage that all nodes share.
+#SBATCH --job-name=paragan-gossip
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=4
+#SBATCH --time=24:00:00
+#SBATCH --signal=USR1@120     # to the ranks: they write a checkpoint, and end with status 3
+#SBATCH --requeue
+#SBATCH --open-mode=append
+#SBATCH --no-kill
+# with GPUs: #SBATCH --gpus-per-task=1
+
+rank() {
+    trap '' USR1 # is for paragan
+    for attempt in 1 2 3; do
+        paragan train "$@" --strategy gossip
+        status=$?
+        case $status in 0 | 2 | 3) return $status ;; esac # done, refused, stopped
+        sleep 5
+    done
+    return $status
+}
+export -f rank
+srun --kill-on-bad-exit=0 --no-kill bash -c 'rank "$@"' rank "$@"
+status=$?
+if [ $status -eq 3 ]; then
+    scontrol requeue "$SLURM_JOB_ID" # ends this script; the next start resumes
+fi
+exit $status

@@ -1,0 +1,133 @@
+"""Jobs of a real Slurm: the scripts of examples/slurm, requeued, killed, and beside each other."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from paragan.core.jsonl import read_jsonl
+from processes import LONG_RUN_ARG, TINY_RUN_ARGS, train_args
+from slurm_cluster import SlurmCluster, missing_program, start_cluster
+
+SCRIPTS = Path(__file__).parents[2] / "examples" / "slurm"
+REQUIRED = os.environ.get("PARAGAN_ENGINES") == "required"
+
+pytestmark = [
+    pytest.mark.skipif(bool(missing_program()) and not REQUIRED, reason=missing_program()),
+    pytest.mark.timeout(600),
+]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
+    with start_cluster(tmp_path_factory.mktemp("slurm")) as cluster:
+        cluster.env["PATH"] = f"{Path(sys.executable).parent}:{cluster.env['PATH']}"
+        cluster.env["MASTER_ADDR"] = "127.0.0.1"
+        yield cluster
+
+
+def train_command(folder: Path, *more: str) -> list[str]:
+    """Return the arguments of the scripts for a tiny run that is long enough to be interrupted."""
+    return [*TINY_RUN_ARGS, LONG_RUN_ARG, f"--run-dir={folder}", *more]
+
+
+def wait_for_step(cluster: SlurmCluster, job: str, run_dir: Path, step: int, timeout_s: float = 120.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not any(row.get("Progress/step", 0) >= step for row in read_jsonl(run_dir / "stats.jsonl")):
+        assert time.monotonic() < deadline, cluster.output_of(job)
+        time.sleep(0.1)
+
+
+def rank_pid(job: str, rank: int) -> int:
+    """Return the process of a rank of a job: the newest one, without its wrapper."""
+    wanted = {f"SLURM_JOB_ID={job}", f"SLURM_PROCID={rank}"}
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            environment = set((folder / "environ").read_text(errors="replace").split("\0"))
+            words = (folder / "cmdline").read_text(errors="replace").split("\0")
+        except OSError:
+            continue
+        if wanted <= environment and "python" in words[0] and "train" in words:
+            found.append(int(folder.name))
+    (pid,) = found
+    return pid
+
+
+def assert_same_model(run_dir: Path, other: Path, *arguments: str) -> None:
+    """Train the same run without Slurm on two ranks, and compare the bytes of the models."""
+    command = [sys.executable, "-m", "paragan", *train_args(other, "--ranks=2", *arguments)]
+    subprocess.run(command, check=True, capture_output=True, timeout=300)
+    files = [folder / "model" / "model.safetensors" for folder in (run_dir, other)]
+    assert files[0].read_bytes() == files[1].read_bytes()
+
+
+def test_a_stopped_job_is_requeued_and_ends_with_the_bytes_of_one_that_was_not(cluster, tmp_path):
+    run_dir = tmp_path / "run"
+    job = cluster.submit("--nodes=2", "--ntasks-per-node=1", SCRIPTS / "sync.sh", *train_command(run_dir))
+    wait_for_step(cluster, job, run_dir, 5)
+    cluster.run("scancel", "--signal=USR1", job)  # as Slurm does before the end of the time
+    assert cluster.wait(job, "PENDING")["Restarts"] == "1"
+    assert list((run_dir / "checkpoints").iterdir())
+    cluster.run("scontrol", "update", f"JobId={job}", "StartTime=now")
+    fields = cluster.wait(job, "COMPLETED", "FAILED")
+    assert (fields["JobState"], fields["Restarts"]) == ("COMPLETED", "1"), cluster.output_of(job)
+    assert_same_model(run_dir, tmp_path / "other", LONG_RUN_ARG)
+
+
+def test_two_steps_of_a_job_have_nothing_to_do_with_each_other(cluster, tmp_path):
+    lines = ["#!/bin/bash"]
+    for number in range(2):
+        arguments = train_args(tmp_path / f"run{number}", f"--seed={number}", "--kimg=0.08")
+        lines.append(f"srun --exact --ntasks=2 paragan {' '.join(arguments)} & steps+=($!)")
+    script = tmp_path / "job.sh"
+    script.write_text("\n".join([*lines, "wait ${steps[0]} && wait ${steps[1]}"]))
+    job = cluster.submit("--nodes=1", "--ntasks=4", script)
+    assert cluster.wait(job, "COMPLETED", "FAILED")["JobState"] == "COMPLETED", cluster.output_of(job)
+    for number in range(2):
+        assert_same_model(tmp_path / f"run{number}", tmp_path / f"other{number}", f"--seed={number}", "--kimg=0.08")
+
+
+def test_a_host_without_an_address_is_one_line(cluster, tmp_path):
+    arguments = train_args(tmp_path / "run", "--timeout_s=12")
+    script = tmp_path / "job.sh"
+    script.write_text(f"#!/bin/bash\nunset MASTER_ADDR\nsrun paragan {' '.join(arguments)}\n")
+    job = cluster.submit("--nodes=2", "--ntasks-per-node=1", script)
+    cluster.wait(job, "FAILED")
+    lines = [line for line in cluster.output_of(job).splitlines() if "paragan" in line]
+    for rank in range(2):
+        assert any(f"rank {rank} of 2 waits for node0 (MASTER_ADDR) to resolve" in line for line in lines), lines
+    errors = [line for line in lines if "its name does not resolve here" in line]
+    assert len(errors) == 2
+    assert "Set MASTER_ADDR" in errors[0]
+    assert "Traceback" not in cluster.output_of(job)
+
+
+def test_gossip_continues_under_srun_without_a_rank_and_takes_it_back(cluster, tmp_path):
+    run_dir = tmp_path / "run"
+    arguments = train_command(run_dir, "--lanes=4", "--kimg=6.4")
+    job = cluster.submit("--nodes=2", "--ntasks-per-node=2", SCRIPTS / "gossip.sh", *arguments)
+    wait_for_step(cluster, job, run_dir, 5)
+    os.kill(rank_pid(job, 2), signal.SIGKILL)
+    fields = cluster.wait(job, "COMPLETED", "FAILED", timeout_s=400)
+    assert fields["JobState"] == "COMPLETED", cluster.output_of(job)
+    ranks = [row["members"] for row in read_jsonl(run_dir / "members.jsonl")]
+    assert [0, 1, 3] in ranks, ranks
+    assert ranks[-1] == [0, 1, 2, 3]
+
+
+def test_workers_of_an_array_train_the_labels(cluster, tmp_path):
+    arguments = [*TINY_RUN_ARGS, "--kimg=0.32", f"--run-dir={tmp_path / 'run'}"]
+    output = f"--output={cluster.folder}/%A_%a.out"
+    job = cluster.submit("--array=0-1", output, SCRIPTS / "per_label.sh", *arguments)
+    for task in range(2):
+        fields = cluster.wait(f"{job}_{task}", "COMPLETED", "FAILED", timeout_s=300)
+        assert fields["JobState"] == "COMPLETED", cluster.output_of(f"{job}_{task}")
+    assert len(list((tmp_path / "run" / "model").glob("*/model.safetensors"))) == 10
