@@ -62,7 +62,8 @@ class Replica(TrainedParameters):
     max_norm  : the gradient is clipped to this norm, after it was averaged; None: it is not
     ema       : the weight, in each turn, of the old moving average of the parameters; None: there is no average
     buffers   : after every turn, all ranks get the buffers of rank 0 ("first", as under DistributedDataParallel) or the
-                mean of floating-point ones ("mean"); or every rank keeps its own ("own")
+                mean of floating-point ones ("mean"); or every rank keeps its own ("own"). With "first" and "mean",
+                those that a module declares as `synchronised` are summed over ranks
     world     : of `paragan.join()`; None: the world that it returns
     turns     : how many turns were completed
     number    : of this replica in its world, the same on all ranks
@@ -344,7 +345,13 @@ class Replica(TrainedParameters):
         if self.buffers == "own" or not self.shares_steps:
             return []
         buffers = dict.fromkeys(b for layer in self._layers_with_buffers for b in layer.buffers(recurse=False))
-        return [b for b in buffers if self.buffers == "first" or b.is_floating_point()]
+        summed = self.summed_buffers()
+        return [b for b in buffers if self.buffers == "first" or b.is_floating_point() or b in summed]
+
+    def summed_buffers(self) -> set[Tensor]:
+        """Return the buffers that modules declare as `synchronised` (game/synchronised_buffers.py)."""
+        names = ((layer, name) for layer in self._layers_with_buffers for name in getattr(layer, "synchronised", ()))
+        return {layer.get_buffer(name) for layer, name in names}
 
     @property
     def may_differ(self) -> bool:

@@ -51,6 +51,7 @@ class ReplicaInTurn(Protocol):
     @property
     def trained(self) -> Sequence[Tensor]: ...
     def shared_buffers(self) -> list[Tensor]: ...
+    def summed_buffers(self) -> set[Tensor]: ...
 
 
 def gradients_carry_marks(strategy: Any, dtypes: set[torch.dtype], world: World) -> bool:
@@ -122,10 +123,13 @@ class TurnSummary:
             marks = [*marks_of(self._replica), *map(float, self._used)]
             self._num_marks = len(marks)
             parts[HOST] = [torch.tensor(marks, dtype=torch.float64) * (weight / self._size)]
+        summed = self._replica.summed_buffers()
         for b in self._buffers:
             device = self._device_for(b)
             part = _to_float64(b.detach()).to(device)
-            if self._replica.buffers != "first":
+            if b in summed:
+                pass
+            elif self._replica.buffers != "first":
                 part = part / self._size
             elif not self._replica.world.is_main:
                 part = torch.zeros_like(part)  # 0 times infinity is none

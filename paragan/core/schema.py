@@ -8,9 +8,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import functools
-import importlib
 import math
-import sys
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -31,6 +29,7 @@ from pydantic.dataclasses import is_pydantic_dataclass
 
 from paragan.core.errors import UsageError
 from paragan.core.field_docs import field_meanings
+from paragan.core.user_imports import import_attribute
 
 T = TypeVar("T")
 MAX_YAML_VALUES = 100_000
@@ -76,11 +75,8 @@ def or_user_class(validate_user_class: Callable[[Any], None], *required: str) ->
 
 
 def _load_user_class(name: str, required: Sequence[str]) -> type:
-    module, _, attribute = name.partition(":")
-    if "" not in sys.path and str(Path.cwd()) not in sys.path:
-        sys.path.append(str(Path.cwd()))  # modules of the current folder, as with `python -m`
     try:
-        cls = getattr(importlib.import_module(module), attribute)
+        cls = import_attribute(name)
     except (Exception, SystemExit) as error:  # importing a module may run any code
         raise UsageError(f"{name}: {error}. Use module:Class, and start in the folder of the module") from error
     if not isinstance(cls, type) or not is_pydantic_dataclass(cls):

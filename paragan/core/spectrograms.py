@@ -6,8 +6,8 @@ those of Slaney's Auditory Toolbox (1998), which librosa uses by default and HiF
 
 import functools
 import math
-from collections.abc import Sequence
-from typing import Annotated
+from collections.abc import Callable, Sequence
+from typing import Annotated, ParamSpec
 
 import torch
 from pydantic import Field
@@ -21,6 +21,7 @@ MELS_PER_E = 27 / math.log(6.4)
 LEAST_MEL = 1e-5  # before the logarithm
 LEAST_POWER = 1e-9  # before the square root, whose slope at 0 is infinite
 PositiveInt = Annotated[int, Field(ge=1)]
+P = ParamSpec("P")
 
 
 @config_class
@@ -63,7 +64,7 @@ def mel_to_hz(mel: Tensor) -> Tensor:
 def mel_filters(config: MelConfig) -> Tensor:
     """Return triangular filters of area 1, float64 [mels, n_fft / 2 + 1], over the frequencies of the transform."""
     frequencies = torch.linspace(0, config.sample_rate / 2, config.n_fft // 2 + 1, dtype=torch.float64)
-    low, high = hz_to_mel(torch.tensor([config.f_min, config.top_frequency], dtype=torch.float64)).tolist()
+    low, high = hz_to_mel(torch.tensor([config.f_min, config.top_frequency], dtype=torch.float64))
     corners = mel_to_hz(torch.linspace(low, high, config.mels + 2, dtype=torch.float64))
     left, center, right = (corners[i : i + config.mels, None] for i in range(3))
     rising = (frequencies - left) / (center - left)
@@ -120,11 +121,23 @@ def stft_distance(wave: Tensor, target: Tensor, resolutions: Sequence[tuple[int,
     return torch.stack(distances).mean(0)
 
 
-@functools.cache
+def _cache_unless_fake(make: Callable[P, Tensor]) -> Callable[P, Tensor]:
+    """Keep what a function returns, but not the tensors without storage of a cost estimate (plan/memory.py)."""
+    cached = functools.cache(make)
+
+    @functools.wraps(make)
+    def get(*args: P.args, **kwargs: P.kwargs) -> Tensor:
+        has_storage = type(torch.empty(0)) is Tensor
+        return cached(*args, **kwargs) if has_storage else make(*args, **kwargs)
+
+    return get
+
+
+@_cache_unless_fake
 def _hann_window(n_fft: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     return torch.hann_window(n_fft, dtype=dtype, device=device)
 
 
-@functools.cache
+@_cache_unless_fake
 def _mel_filters_on(config: MelConfig, dtype: torch.dtype, device: torch.device) -> Tensor:
     return mel_filters(config).to(device, dtype)

@@ -8,7 +8,6 @@ weights of the configuration: distances of the images, features of D (feature ma
 from __future__ import annotations
 
 import functools
-import importlib
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
@@ -21,6 +20,7 @@ from paragan.core.errors import UsageError
 from paragan.core.schema import config_class
 from paragan.core.spectrograms import MelConfig, log_mel
 from paragan.core.types import Batch, DiscriminatorFn, DiscriminatorOutput, Loss, run_discriminator
+from paragan.core.user_imports import import_attribute
 from paragan.losses.adversarial import Adversarial, Weight
 from paragan.losses.gradient_weights import AdaptiveWeight, Balancer
 from paragan.losses.running_state import ObjectiveState, state_of_generator
@@ -86,6 +86,8 @@ class Reconstruction:
                 f"objective.perceptual={self.perceptual:g}: needs objective.perceptual_features, and the other way "
                 "round. Set both, such as --objective.perceptual=1 --objective.perceptual_features=mine:features"
             )
+        if self.perceptual_features:
+            _make_features(self.perceptual_features)
         if not any((self.l1, self.l2, self.perceptual, self.mel)):
             raise UsageError("objective.l1=0: no distance to the data is left. Use --objective.l1=1")
         unsupported = {
@@ -273,9 +275,18 @@ def load_features(name: str, device: torch.device) -> nn.Module:
     Raises:
         UsageError: it cannot be made.
     """
-    module, _, attribute = name.partition(":")
+    return _make_features(name).to(device)
+
+
+@functools.cache
+def _make_features(name: str) -> nn.Module:
+    """Return the frozen network that `module:callable` makes.
+
+    Raises:
+        UsageError: it cannot be made.
+    """
     try:
-        network = getattr(importlib.import_module(module), attribute)()
+        network = import_attribute(name)()
     except (Exception, SystemExit) as error:  # importing a module may run any code
         raise UsageError(
             f"objective.perceptual_features={name}: {type(error).__name__}: {error}. Use module:callable, where the "
@@ -285,4 +296,4 @@ def load_features(name: str, device: torch.device) -> nn.Module:
         raise UsageError(
             f"objective.perceptual_features={name}: returned {type(network).__name__}. Return an nn.Module"
         )
-    return network.to(device).eval().requires_grad_(False)
+    return network.eval().requires_grad_(False)

@@ -27,7 +27,7 @@ from paragan.models.weights_fingerprint import weights_fingerprint
 from paragan.nets import Spec
 from paragan.nets.conditioning import resolve_d_conditioning
 from paragan.strategies.per_label_wcgan import PerLabel
-from paragan.train.build import build_game, build_networks, make_teacher, trained_parameters
+from paragan.train.build import build_game, build_networks, check_networks, make_teacher, trained_parameters
 from paragan.train.callbacks.scoring import check_evaluation
 from paragan.train.rank_agreement import (
     LOAD_TIMEOUT_S,
@@ -135,6 +135,8 @@ def _check_parts(run: Run, dataset: Dataset) -> None:
     check_evaluation(run.evaluation, dataset, run.output.best_metric)
     is_paired = conditioning_input_of(run.nets) is not None and not run.per_label
     check_pairs(run.evaluation.metrics, dataset.sample_rate if is_paired else None)
+    if is_paired and not user_defined:
+        check_networks(run, build_networks(run, make_spec(run.data, dataset), CPU))
     if run.distill_from:
         make_teacher(run, dataset, CPU)
     if user_defined and not run.per_label:

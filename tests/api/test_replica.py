@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import paragan as pg
+from paragan.nets.codebook import VectorQuantizer
 
 Z, X, BATCH = 4, 6, 12
 
@@ -432,6 +433,27 @@ def test_buffers_are_those_of_rank_0_the_mean_or_left_to_each_rank(pool):
     assert mean[0] == also_mean[0] == pytest.approx([0.15, 0.25])
     assert (mean[1], also_mean[1]) == (6, 7)
     assert (mine, others) == ((pytest.approx([0.1, 0.2]), 6), (pytest.approx([0.2, 0.3]), 7))
+
+
+@pytest.mark.parametrize("buffers", ["first", "mean"])
+def test_a_codebook_on_two_ranks_is_that_of_one(buffers, pool):
+    def job(world):
+        torch.manual_seed(0)
+        net = nn.ModuleList([nn.Linear(3, 4), VectorQuantizer(8, 4, decay=0.5)])
+        replica = pg.Replica(net, torch.optim.SGD(net.parameters(), 0.1), world=world, buffers=buffers)
+        for step in range(5):
+            x = torch.randn(8, 3, 6, generator=torch.Generator().manual_seed(step))
+            with replica.turn():
+                h = net[0](x[world.rank :: world.size].transpose(1, 2)).transpose(1, 2)
+                quantized = net[1](h)
+                (quantized.quantized.square().mean() + quantized.commitment).backward()
+            net[1].apply_synchronised()
+        return net[1].codebook, net[0].weight.detach()
+
+    ((codebook, weight),) = pool(1, job)
+    for other_codebook, other_weight in pool(2, job):
+        torch.testing.assert_close(other_codebook, codebook)
+        torch.testing.assert_close(other_weight, weight)
 
 
 @pytest.mark.filterwarnings("ignore:Using backward")

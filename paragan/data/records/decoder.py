@@ -6,15 +6,12 @@ ranks see the same, and a resume continues exactly.
 
 from __future__ import annotations
 
-import importlib
 import io
 import math
-import sys
 import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +19,7 @@ import numpy as np
 from paragan.core.errors import UsageError
 from paragan.core.image_shape import ImageSize
 from paragan.core.rng import philox_generator
+from paragan.core.user_imports import import_attribute
 from paragan.data.decode import center_crop_resize, decode_image
 from paragan.data.formats.read_span import max_record_bytes
 from paragan.data.formats.record_source import RecordSelection
@@ -249,11 +247,8 @@ def load_transform(name: str) -> Transform:
     Raises:
         UsageError: it does not exist.
     """
-    path, _, attribute = name.partition(":")
-    if "" not in sys.path and str(Path.cwd()) not in sys.path:
-        sys.path.append(str(Path.cwd()))  # modules of the current folder, as with `python -m`
     try:
-        transform: Any = getattr(importlib.import_module(path), attribute)
+        transform: Any = import_attribute(name)
     except (Exception, SystemExit) as error:  # importing a module may run any code
         raise UsageError(
             f"data.transform={name}: {format_error(error)}. Use module:function, and start in the folder of the module"
