@@ -13,6 +13,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from paragan.core.errors import UsageError
 from paragan.core.schema import config_class
 
 LINEAR_HZ = 1000.0  # up to here mel frequencies are proportional to Hz, above to the logarithm
@@ -32,20 +33,44 @@ class MelConfig:
     n_fft        : samples of a window (Hann) and of the transform
     hop          : samples between windows
     mels         : number of filters
-    f_min, f_max : least and largest frequency of the filters, Hz; 0: half the sample rate
+    f_min, f_max : least and largest frequency of the filters, Hz; f_max 0: half the sample rate
     """
 
     sample_rate: PositiveInt = 8000
     n_fft: PositiveInt = 256
     hop: PositiveInt = 64
     mels: PositiveInt = 64
-    f_min: Annotated[float, Field(ge=0)] = 0.0
-    f_max: Annotated[float, Field(ge=0)] = 0.0
+    f_min: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    f_max: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
 
     @property
     def top_frequency(self) -> float:
         """The largest frequency of the filters, Hz."""
         return self.f_max or self.sample_rate / 2
+
+    def check(self, section: str) -> None:
+        """Raise `UsageError` if the sizes do not fit each other; `section` has these fields."""
+        if self.hop > self.n_fft:
+            raise UsageError(
+                f"{section}.n_fft={self.n_fft}: windows leave gaps between frames of {self.hop} samples. "
+                f"Use {section}.n_fft={2 * self.hop}"
+            )
+        bins = self.n_fft // 2 + 1
+        if self.mels > bins:
+            raise UsageError(
+                f"{section}.mels={self.mels}: a window of {self.n_fft} samples has {bins} frequencies. Use "
+                f"{section}.mels={bins // 2} or a longer window"
+            )
+        if self.top_frequency > self.sample_rate / 2:
+            raise UsageError(
+                f"{section}.f_max={self.f_max:g}: is above half the sample rate, {self.sample_rate / 2:g}. Use "
+                f"{section}.f_max=0"
+            )
+        if self.f_min >= self.top_frequency:
+            raise UsageError(
+                f"{section}.f_min={self.f_min:g}: is not below the largest frequency, {self.top_frequency:g}. Use "
+                f"{section}.f_min=0"
+            )
 
 
 def hz_to_mel(hz: Tensor) -> Tensor:

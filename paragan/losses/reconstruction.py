@@ -62,7 +62,7 @@ class Reconstruction:
     outputs: Mapping[str, Weight] = Field(default_factory=dict)
     adversarial_weight: Weight = 1.0
     weighting: Literal["fixed", "adaptive", "balanced"] = "fixed"
-    max_adaptive_weight: PositiveWeight = 1e4
+    max_adaptive_weight: Annotated[float, Field(gt=0, le=1e30)] = 1e4
     balancer_decay: Annotated[float, Field(ge=0, lt=1)] = 0.999
     adversarial: Adversarial = Adversarial()
 
@@ -112,6 +112,7 @@ class Reconstruction:
         """Raise `UsageError` if spectrograms are compared, and the data are no waves of this rate (Hz, 0: unknown)."""
         if not self.mel:
             return
+        self.spectrogram.check("objective.spectrogram")
         least = max(self.spectrogram.n_fft, self.spectrogram.hop)
         if len(shape) != 2 or shape[0] != 1 or shape[1] < least:
             raise UsageError(
@@ -167,13 +168,18 @@ class Reconstruction:
             adversarial = self._adversarial_terms(d, fake, real, step)
         total, parts = self._combine(fake, reconstruction, adversarial)
         for name, weight in self.outputs.items():
-            if name not in fake.fields:
-                fields = ", ".join(fake.fields) or "nothing but images"
-                raise UsageError(f"objective.outputs: G returns no {name!r}. Use names of {fields}")
-            value = fake.fields[name].float().mean()
+            value = self._output(fake, name)
             total = total + weight * value
             parts[f"G/{name}"] = value.detach()
         return Loss(total, parts)
+
+    def _output(self, fake: Batch, name: str) -> Tensor:
+        """Return the mean of a scalar that G returned beside the images."""
+        losses = [key for key, value in fake.fields.items() if value.is_floating_point() and value.dim() <= 1]
+        if name not in losses:
+            known = f"names of {', '.join(losses)}" if losses else "objective.outputs={}"
+            raise UsageError(f"objective.outputs: G returns no scalar {name!r}. Use {known}")
+        return fake.fields[name].float().mean()
 
     def _distances(self, fake: Batch, real: Batch) -> Terms:
         """Return the terms that need no D."""
@@ -184,11 +190,22 @@ class Reconstruction:
         if self.l2:
             terms["l2"] = self.l2, (x - target).square().mean()
         if self.perceptual:
-            network = load_features(self.perceptual_features, x.device)
-            terms["perceptual"] = self.perceptual, feature_distance(network(x), network(target))
+            maps, expected = (self._perceptual_maps(images) for images in (x, target))
+            terms["perceptual"] = self.perceptual, feature_distance(maps, expected)
         if self.mel:
             terms["mel"] = self.mel, self._mel_distance(x, target)
         return terms
+
+    def _perceptual_maps(self, images: Tensor) -> Sequence[Tensor]:
+        """Return the feature maps of images."""
+        maps = load_features(self.perceptual_features, images.device)(images)
+        is_list = isinstance(maps, list | tuple) and len(maps) > 0
+        if not is_list or not all(isinstance(m, Tensor) and len(m) == len(images) for m in maps):
+            raise UsageError(
+                f"objective.perceptual_features={self.perceptual_features}: the network returned "
+                f"{type(maps).__name__}. Let it return a list of feature maps [N, ...]"
+            )
+        return maps
 
     def _mel_distance(self, waves: Tensor, target: Tensor) -> Tensor:
         """Return the mean absolute difference of the logarithmic mel spectrograms of waves [N, 1, T]."""

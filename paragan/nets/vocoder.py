@@ -33,7 +33,7 @@ class HiFiGAN:
     """Samples of a window of the mel spectrogram."""
     mels: PositiveInt = 64
     """Channels of the mel spectrogram."""
-    upsample_rates: tuple[PositiveInt, ...] = (8, 8)
+    upsample_rates: Annotated[tuple[Annotated[int, Field(ge=2)], ...], Field(min_length=1)] = (8, 8)
     """Factors by which G raises the rate from frames to samples."""
     width: PositiveInt = 128
     """Channels of G at the rate of frames; they halve with each factor."""
@@ -99,10 +99,20 @@ class HiFiGAN:
                 f"nets.width={self.width}: cannot be halved {len(self.upsample_rates)} times. "
                 f"Use nets.width={max(1, round(self.width / divisor)) * divisor}"
             )
-        if self.hop > self.n_fft:
+        self.mel.check("nets")
+        for n_fft, hop in self.resolutions:
+            if hop > n_fft:
+                raise UsageError(
+                    f"nets.resolutions: windows of {n_fft} samples leave gaps between frames of {hop} samples. Use "
+                    f"[{2 * hop}, {hop}] in place of [{n_fft}, {hop}]"
+                )
+        if not self.periods and not self.resolutions:
             raise UsageError(
-                f"nets.n_fft={self.n_fft}: windows leave gaps between frames of {self.hop} samples. "
-                f"Use nets.n_fft={2 * self.hop}"
+                "nets.periods=[]: leaves no discriminator beside nets.resolutions=[]. Use nets.periods=[2,3]"
+            )
+        if max(self.periods, default=0) > samples:
+            raise UsageError(
+                f"nets.periods={list(self.periods)}: the waves have {samples} samples. Use periods of at most {samples}"
             )
         longest = max([self.n_fft, *(n_fft for n_fft, _ in self.resolutions)])
         if samples < longest:

@@ -6,6 +6,7 @@ output. Departures, for speed: no blocks at image resolution, no attention, and 
 next to them (nets/resample.py).
 """
 
+import math
 from collections.abc import Sequence
 from typing import Annotated, Literal, NamedTuple
 
@@ -26,6 +27,7 @@ from paragan.nets.resample import DownConv, UpConv
 from paragan.nets.spec import Spec
 
 MAX_MULTIPLE = 8  # of `width`, in the widest layer
+MAX_CODES = 2**63 - 1
 Level = Annotated[int, Field(ge=2)]
 
 
@@ -47,7 +49,7 @@ class VQAutoencoder(PatchGANConfig):
     """Size of the codebook (vq)."""
     code_dim: Annotated[int, Field(ge=1)] = 16
     """Channels of a code (vq, kl)."""
-    levels: tuple[Level, ...] = (8, 8, 8)
+    levels: Annotated[tuple[Level, ...], Field(min_length=1)] = (8, 8, 8)
     """Values of each channel of a code (fsq)."""
     decay: Annotated[float, Field(ge=0, lt=1)] = 0.99
     """Decay of the codebook's moving averages, per step (vq)."""
@@ -81,6 +83,11 @@ class VQAutoencoder(PatchGANConfig):
     def check(self, spec: Spec) -> None:
         """Raise `UsageError` if the resolution does not fit."""
         _check_halvings(spec, self.downsample)
+        if self.quantizer == "fsq" and math.prod(self.levels) > MAX_CODES:
+            raise UsageError(
+                f"nets.levels={list(self.levels)}: are {math.prod(self.levels):.1e} codes, and a code is an int64. Use "
+                "fewer or smaller levels, such as nets.levels=[8,8,8]"
+            )
         check_patches(spec, self.d_layers, self.d_scales)
 
     def conditioning_input(self, real: Batch) -> Tensor:

@@ -39,11 +39,24 @@ class FeatureStack(nn.Module):
         h = self.input_format(x)
         features: list[Tensor] = []
         for conv in self.convs:
-            h = F.leaky_relu(conv(h), self.slope, inplace=True)
+            h = F.leaky_relu(_run_conv(conv, h), self.slope, inplace=True)
             features.append(h)
         logits = self.flatten(self.last(h))
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         return DiscriminatorOutput(logits, features=tuple(features))
+
+
+def _run_conv(conv: nn.Module, x: Tensor) -> Tensor:
+    """Apply a convolution to x [N, C, H, W].
+
+    Where the output has one column, torch's gradients of a strided convolution are wrong on CPUs (of bf16, and of
+    channels_last with one channel; torch 2.13). There x gets columns of zeros, and the output loses what they add.
+    """
+    assert isinstance(conv, nn.Conv2d)
+    stride, padding, kernel = conv.stride[1], int(conv.padding[1]), conv.kernel_size[1]
+    if stride == 1 or x.shape[3] + 2 * padding - kernel >= stride:
+        return conv(x)
+    return conv(F.pad(x, (0, stride)))[..., :1]
 
 
 class PeriodDiscriminator(nn.Module):

@@ -27,7 +27,7 @@ from paragan.models.weights_fingerprint import weights_fingerprint
 from paragan.nets import Spec
 from paragan.nets.conditioning import resolve_d_conditioning
 from paragan.strategies.per_label_wcgan import PerLabel
-from paragan.train.build import build_game, build_networks, check_networks, make_teacher, trained_parameters
+from paragan.train.build import build_game, build_networks, make_teacher, trained_parameters
 from paragan.train.callbacks.scoring import check_evaluation
 from paragan.train.rank_agreement import (
     LOAD_TIMEOUT_S,
@@ -36,6 +36,7 @@ from paragan.train.rank_agreement import (
     check_same_versions,
     on_all_ranks,
 )
+from paragan.train.user_code_check import check_losses
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,8 @@ def prepare(run: Run, ranks: int = 1, dataset: Dataset | None = None, *, check_p
         ranks: how many ranks train it.
         dataset: its data, if they are loaded already.
         check_parts: also refuse networks, objectives, scores and teachers that cannot work; networks and objectives of
-            the user are tried on a batch. False where the networks come later (`Estimator`).
+            the user, and those whose G is given data, are tried on a batch. False where the networks come later
+            (`Estimator`).
 
     Raises:
         UsageError: if it cannot be trained or scored.
@@ -135,10 +137,11 @@ def _check_parts(run: Run, dataset: Dataset) -> None:
     check_evaluation(run.evaluation, dataset, run.output.best_metric)
     is_paired = conditioning_input_of(run.nets) is not None and not run.per_label
     check_pairs(run.evaluation.metrics, dataset.sample_rate if is_paired else None)
-    if is_paired and not user_defined:
-        check_networks(run, build_networks(run, make_spec(run.data, dataset), CPU))
     if run.distill_from:
         make_teacher(run, dataset, CPU)
-    if user_defined and not run.per_label:
+    if (user_defined and not run.per_label) or is_paired:
         trial = replace(run, device=replace(run.device, compile=False), distill_from="")
-        build_game(trial, build_networks(trial, make_spec(run.data, dataset), CPU), dataset, CPU)  # tries them
+        networks = build_networks(trial, make_spec(run.data, dataset), CPU)
+        game = build_game(trial, networks, dataset, CPU)  # which tries the user's own
+        if not user_defined:
+            check_losses(game, dataset)

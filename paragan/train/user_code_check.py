@@ -73,6 +73,17 @@ def check_user_networks(
     return replace(game, uses_torch_rng=uses_torch_rng)
 
 
+def check_losses(game: Game, dataset: Dataset) -> None:
+    """Try both losses once, on a few images.
+
+    Raises:
+        UsageError: one of them fails, is not finite, or has no gradient.
+    """
+    micro_batch = _make_micro_batch(game, dataset, (0,))
+    with torch.random.fork_rng(devices=[]), _preserve_buffers(game), _wrap_user_errors(micro_batch):
+        _check_losses(game, micro_batch, _generate(game, micro_batch))
+
+
 def _make_micro_batch(game: Game, dataset: Dataset, lanes: tuple[int, ...]) -> Batch:
     """Make a batch of lanes with a few images each."""
     per_lane = min(game.d_lane_batch, game.g_lane_batch, MAX_LANE_IMAGES)

@@ -48,6 +48,13 @@ class Pooling(nn.Module):
         return [x.mean((2, 3)), x[:, :, ::2, ::2]]
 
 
+class Summed(Pooling):
+    """No list."""
+
+    def forward(self, x):
+        return x.mean((2, 3))
+
+
 def not_a_module():
     return "text"
 
@@ -191,10 +198,37 @@ def test_features_that_cannot_be_made_are_refused():
     assert not load_features(f"{__name__}:Pooling", cpu).training
 
 
+def test_features_are_lists_of_maps_as_advised():
+    fake, real = example()
+    name = f"{__name__}:Pooling"
+    with advises(
+        f"objective.perceptual_features={__name__}:Summed: the network returned Tensor. Let it return a list of "
+        "feature maps [N, ...]"
+    ):
+        Reconstruction(perceptual=1.0, perceptual_features=f"{__name__}:Summed").generator(judge, fake, real, 0)
+    Reconstruction(perceptual=1.0, perceptual_features=name).generator(judge, fake, real, 0)
+
+
+def test_spectrograms_fit_as_advised():
+    def check(**fields):
+        Reconstruction(l1=0.0, mel=1.0, spectrogram=MelConfig(**fields)).check_waves((1, 1024))
+
+    with advises(
+        "objective.spectrogram.f_max=5000: is above half the sample rate, 4000. Use objective.spectrogram.f_max=0"
+    ):
+        check(f_max=5000.0)
+    with advises(
+        "objective.spectrogram.f_min=3000: is not below the largest frequency, 2000. Use objective.spectrogram.f_min=0"
+    ):
+        check(f_min=3000.0, f_max=2000.0)
+    check(f_min=0.0, f_max=0.0)
+
+
 def test_what_g_or_d_do_not_return_is_named():
     fake, real = example()
-    with advises("objective.outputs: G returns no 'kl'. Use names of commitment"):
-        Reconstruction(outputs={"kl": 1.0}).generator(judge, fake, real, 0)
+    for name in ("kl", "images"):
+        with advises(f"objective.outputs: G returns no scalar '{name}'. Use names of commitment"):
+            Reconstruction(outputs={name: 1.0}).generator(judge, fake, real, 0)
     Reconstruction(outputs={"commitment": 1.0}).generator(judge, fake, real, 0)
     matching = Reconstruction(feature_matching=1.0)
     with advises(

@@ -16,6 +16,7 @@ from paragan.core.spectrograms import log_mel, stft_magnitude
 from paragan.core.types import Batch
 from paragan.nets import HiFiGAN, Nets, Spec
 from paragan.nets.hifigan import HiFiGANGenerator, WaveUpsample
+from paragan.nets.memory_format import set_memory_format
 from paragan.nets.spectral_norm import power_iteration, train_mode
 from paragan.nets.wave_discriminators import PeriodDiscriminator, ResolutionDiscriminator, wave_discriminator
 
@@ -116,6 +117,21 @@ def test_discriminators_stand_next_to_one_another():
     assert all(p.grad is not None and p.grad.isfinite().all() for p in D.parameters())
 
 
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16], ids=str)
+def test_gradients_of_narrow_maps_are_right(precision):
+    torch.manual_seed(0)
+    D = wave_discriminator((2, 11, 257, 512), ((64, 64), (512, 512)), 4, 4)
+    set_memory_format(D, torch.channels_last)
+    exact, x = copy.deepcopy(D).double(), torch.randn(4, 1, 512)
+    exact(x.double()).logits.square().mean().backward()
+    with torch.autocast("cpu", torch.bfloat16, enabled=precision == torch.bfloat16):
+        D(x).logits.square().mean().backward()
+    tolerance = 0.1 if precision == torch.bfloat16 else 1e-4
+    for (name, p), q in zip(D.named_parameters(), exact.parameters(), strict=True):
+        error = (p.grad - q.grad).norm() / q.grad.norm().clamp(min=1e-3)
+        assert error < tolerance, (name, error)
+
+
 def test_weight_norm_trains_in_flat_vectors_and_is_copied_and_saved():
     G, _ = build()
     mel = torch.randn(2, 5, 16)
@@ -174,6 +190,21 @@ def test_sizes_fit_as_advised():
     with advises("nets.n_fft=32: windows leave gaps between frames of 64 samples. Use nets.n_fft=128"):
         HiFiGAN(n_fft=32).check(Spec(0, 0, array_shape=(1, 1024)))
     HiFiGAN(n_fft=128).check(Spec(0, 0, array_shape=(1, 1024)))
+    with advises("nets.mels=200: a window of 256 samples has 129 frequencies. Use nets.mels=64 or a longer window"):
+        HiFiGAN(mels=200).check(Spec(0, 0, array_shape=(1, 1024)))
+    HiFiGAN(mels=64).check(Spec(0, 0, array_shape=(1, 1024)))
+    with advises(
+        "nets.resolutions: windows of 64 samples leave gaps between frames of 128 samples. Use [256, 128] in place of "
+        "[64, 128]"
+    ):
+        HiFiGAN(resolutions=((64, 128),)).check(Spec(0, 0, array_shape=(1, 1024)))
+    HiFiGAN(resolutions=((256, 128),)).check(Spec(0, 0, array_shape=(1, 1024)))
+    with advises("nets.periods=[2, 2000]: the waves have 1024 samples. Use periods of at most 1024"):
+        HiFiGAN(periods=(2, 2000)).check(Spec(0, 0, array_shape=(1, 1024)))
+    HiFiGAN(periods=(2, 1024)).check(Spec(0, 0, array_shape=(1, 1024)))
+    with advises("nets.periods=[]: leaves no discriminator beside nets.resolutions=[]. Use nets.periods=[2,3]"):
+        HiFiGAN(periods=(), resolutions=()).check(Spec(0, 0, array_shape=(1, 1024)))
+    HiFiGAN(periods=(2, 3), resolutions=()).check(Spec(0, 0, array_shape=(1, 1024)))
     with pytest.raises(UsageError, match="makes waves"):
         HiFiGAN().generator(Spec(0, 0, array_shape=(2, 1024)))
 
