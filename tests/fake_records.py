@@ -25,6 +25,11 @@ def wav_bytes(samples: np.ndarray, rate: int = RATE) -> bytes:
     return file.getvalue()
 
 
+def with_rate(data: bytes, rate: int) -> bytes:
+    """Return a WAV file with another rate in its header, Hz."""
+    return data[:24] + rate.to_bytes(4, "little") + data[28:]
+
+
 def write_wave_samples(run_dir: Path, kimg: int, waves: np.ndarray, rate: int = RATE) -> None:
     """Write waves [n, 2, C, T], generated and real, as a run does."""
     folder = waves_dir(run_dir, kimg)
@@ -66,6 +71,40 @@ def failing(record: dict, rng: np.random.Generator) -> dict:
 def listing(record: dict, rng: np.random.Generator) -> list:
     """Return something else than a record."""
     return list(record.values())
+
+
+def halving(record: dict, rng: np.random.Generator) -> dict:
+    """Change the arrays in place."""
+    for array in record.values():
+        array *= np.float32(0.5)
+    return record
+
+
+def exiting(record: dict, rng: np.random.Generator) -> dict:
+    """End the program on records whose first sample is low."""
+    if record["wave"][0, 0] < 0.5:
+        raise SystemExit(3)
+    return record
+
+
+def empty(record: dict, rng: np.random.Generator) -> dict:
+    """Return no arrays."""
+    return {}
+
+
+def list_values(record: dict, rng: np.random.Generator) -> dict:
+    """Return lists of numbers."""
+    return {name: array.tolist() for name, array in record.items()}
+
+
+def numbered(record: dict, rng: np.random.Generator) -> dict:
+    """Return an array under a number too."""
+    return {**record, 1: record["wave"]}
+
+
+def as_float32(record: dict, rng: np.random.Generator) -> dict:
+    """Convert all arrays."""
+    return {name: array.astype(np.float32) for name, array in record.items()}
 
 
 def growing(record: dict, rng: np.random.Generator) -> dict:

@@ -146,17 +146,15 @@ def load_conditioning_data(options: argparse.Namespace, path: Path) -> Any:
         path: the model: a run folder, or a folder in it, or a file in that.
     """
     from paragan.config.resolve import load_dataset
-    from paragan.config.run import Run
     from paragan.config.user_code import conditioning_input_of
-    from paragan.train.run_dir import load_builtin_nets, load_run_without_user_code
+    from paragan.train.run_dir import data_options_of_model, load_builtin_nets, load_run_without_user_code
 
     model_dir = path.parent if path.is_file() else path
     run_dir = next((folder for folder in (model_dir, model_dir.parent) if (folder / "run.yaml").exists()), None)
     if not options.data and not (run_dir and (options.nets or conditioning_input_of(load_builtin_nets(run_dir)))):
         return None
-    run = load_run_without_user_code(run_dir) if run_dir else Run()
-    data = dataclasses.replace(run.data, path=options.data or run.data.path)
-    return load_dataset(data)
+    data = load_run_without_user_code(run_dir).data if run_dir else data_options_of_model(model_dir)
+    return load_dataset(dataclasses.replace(data, path=options.data or data.path))
 
 
 def _plot_records(options: argparse.Namespace, records: Any) -> Any:

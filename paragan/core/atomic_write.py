@@ -7,6 +7,7 @@ the old file or the new one.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 import shutil
@@ -36,8 +37,9 @@ def atomic_output(out: Path) -> Iterator[Path]:
             temporary.unlink()
         except OSError as error:
             raise UsageError(f"{out} cannot be written: {error.strerror or error}: name another place") from None
-        yield temporary
-        temporary.replace(out)
+        with name_full_disk(out):
+            yield temporary
+            temporary.replace(out)
     finally:
         if temporary.is_dir():
             shutil.rmtree(temporary)
@@ -56,7 +58,7 @@ def atomic_write_bytes(path: Path, data: bytes) -> None:
     """Write a file, flush it to disk and rename it to `path`: readers see the old file or the new one."""
     temporary = _temporary_path(path)
     try:
-        with temporary.open("wb") as file:
+        with name_full_disk(path), temporary.open("wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -80,7 +82,7 @@ def create_exclusive(path: Path, data: bytes, fsync: bool = True) -> bool:
         return False
     temporary = _temporary_path(path)
     try:
-        with temporary.open("xb") as file:
+        with name_full_disk(path), temporary.open("xb") as file:
             file.write(data)
             if fsync:
                 file.flush()
@@ -91,6 +93,17 @@ def create_exclusive(path: Path, data: bytes, fsync: bool = True) -> bool:
         return False
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def name_full_disk(path: Path) -> Iterator[None]:
+    """Add the name of a file, or of its folder, to the OSError of a full disk, which has none."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT) and error.filename is None:
+            error.filename = str(path)
+        raise
 
 
 def _temporary_path(path: Path) -> Path:

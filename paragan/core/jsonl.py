@@ -16,7 +16,7 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, BinaryIO, TypeGuard
 
-from paragan.core.atomic_write import atomic_write_bytes
+from paragan.core.atomic_write import atomic_write_bytes, name_full_disk
 from paragan.core.errors import RunError, UsageError
 
 Row = dict[str, Any]
@@ -47,7 +47,7 @@ class JsonlFile:
     def extend(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Write several lines, all or none."""
         lines = b"".join(map(_encode_row, rows))
-        with _locked(self.path) as file:
+        with name_full_disk(self.path), _locked(self.path) as file:
             _repair_tail(file)
             file.write(lines)
 

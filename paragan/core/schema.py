@@ -26,6 +26,7 @@ from pydantic import (
     WrapValidator,
 )
 from pydantic.dataclasses import is_pydantic_dataclass
+from pydantic.fields import FieldInfo as PydanticFieldInfo
 
 from paragan.core.errors import UsageError
 from paragan.core.field_docs import field_meanings
@@ -303,7 +304,12 @@ def _list_fields(cls: Any, prefix: str, expanded: frozenset[Any] | None) -> list
             for inner in _list_fields(choice, f"{name}.", expanded_below):
                 rows.append(inner._replace(values=inner.values + owner))
         if not choices and f.name != "name":
-            default = "" if f.default is dataclasses.MISSING else to_dict(f.default)
+            value = (
+                f.default.get_default(call_default_factory=True)
+                if isinstance(f.default, PydanticFieldInfo)
+                else f.default
+            )
+            default = "" if value is dataclasses.MISSING else to_dict(value)
             default = "null" if default is None else str(default)
             rows.append(FieldInfo(name, _type_name(hints[f.name]), default, meaning))
     return rows
@@ -332,6 +338,10 @@ def _names_of(cls: Any) -> tuple[str, ...]:
 
 
 def _type_name(hint: Any) -> str:
+    if typing.get_origin(hint) is typing.Annotated:
+        return _type_name(typing.get_args(hint)[0])
+    if typing.get_origin(hint) is Mapping:
+        return f"{{name: {_type_name(typing.get_args(hint)[1])}, ...}}"
     record = _record_in(hint)
     if record:
         return f"[{{{', '.join(f.name for f in dataclasses.fields(record))}}}, ...]"

@@ -298,7 +298,7 @@ def load_data(
             if range_option != AUTO:
                 raise UsageError(f"data.range={value_range}: is for images, and the data are records. Leave it out")
             return _build_records(source, bool(labels), cache, max_bad_fraction, records)
-        records.check_unused(source.location)
+        records.check_unused(source.location, source.sample_name(0))
         return _build_dataset(source, size, channels, labels, cache, max_bad_fraction, range_option)
 
 

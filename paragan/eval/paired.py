@@ -90,7 +90,7 @@ def mean_of_pairs(numbers: Tensor) -> float:
 def check_is_image(name: str, space: FeatureSpace) -> None:
     """Raise `UsageError` if the data are no images."""
     if space.array_shape:
-        raise UsageError(f"metrics={name}: is of images, and the data are numbers. Use stft, for waves [1, T]")
+        raise UsageError(f"metrics={name}: is of images, and the data are numbers. Use stft for waves [1, T], or fd")
 
 
 def check_is_wave(name: str, space: FeatureSpace) -> None:

@@ -309,11 +309,37 @@ def make_sampler(
     if conditioning_input is None:
         source = LatentSource(nets.latent)
     elif dataset is not None:
+        _check_input_data(dataset, spec)
         source = DataSource(dataset, conditioning_input)
     else:
-        raise UsageError(f"{nets.name}: its input is data. Use --data PATH (in Python, dataset=...)")
+        raise UsageError(
+            f"{nets.name}: its input is data. Use --data PATH (in Python, dataset=paragan.DataOptions(PATH))"
+        )
     to_output = to_float32 if spec.array_shape else to_uint8
     return Sampler(g, source, prior, device, to_output=to_output, main_field=spec.main_field or "images")
+
+
+def _check_input_data(dataset: Dataset, spec: Spec) -> None:
+    """Raise UsageError if a generator that takes data was trained on another kind of data; sizes may differ."""
+    shape = spec.shape
+    same_kind = len(dataset.shape) == len(shape) and dataset.is_array == bool(spec.array_shape)
+    if not same_kind or dataset.shape[0] != shape[0]:
+        kind = "records" if spec.array_shape else "images [C, H, W]"
+        raise UsageError(
+            f"--data: holds {list(dataset.shape)}, and the model was trained on {kind} {list(shape)}. Use such data"
+        )
+    if spec.sample_rate and dataset.sample_rate not in (0, spec.sample_rate):
+        raise UsageError(
+            f"--data: audio of {dataset.sample_rate} Hz, and the model was trained on {spec.sample_rate} Hz. Use audio "
+            f"of {spec.sample_rate} Hz"
+        )
+
+
+def read_spec(path: Path) -> Spec:
+    """Return what the networks of a model were built for. UsageError if there is no model, or it cannot be read."""
+    folder = find_model_dir(path)
+    with wrap_config_errors(folder):
+        return from_dict(Spec, read_model_config(folder)["spec"])
 
 
 def resolve_nets(config: Any, user_nets: Any, folder: Path) -> Any:

@@ -14,7 +14,7 @@ from paragan.models.sampler import Sampler
 USAGE = """```python
 import paragan
 
-model = paragan.load("PATH or user/name"{dataset})
+model = paragan.load("PATH or user/name"{more})
 {kind} = model.sample({arguments})  # {shape}
 model.g  # the torch.nn.Module: ({inputs}) -> {kind}
 ```"""
@@ -37,11 +37,17 @@ def make_model_card(model: Model, name: str = "") -> str:
         f"---\n{front_matter}# license: add yours\n---",
         f"# {name}",
         _description(model),
-        "" if model.spec.array_shape else "![samples, classes as frequent as in the data](samples.png)",
+        _picture(model),
         _score_table(scores),
         "## Use\n\n" + _usage(model),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _picture(model: Model) -> str:
+    if model.spec.array_shape:
+        return ""
+    return f"![samples{', classes as frequent as in the data' if model.spec.classes else ''}](samples.png)"
 
 
 def read_model_scores(model: Model) -> list[Row]:
@@ -64,7 +70,7 @@ def _model_name(model: Model) -> str:
 
 def _front_matter(model: Model, name: str, scores: list[Row]) -> dict[str, Any]:
     data_type = _data_type(model)
-    tag = HUB_TAGS.get((data_type, _takes_latents(model)))
+    tag = HUB_TAGS.get((data_type, takes_latents(model)))
     head: dict[str, Any] = {
         "library_name": "paragan",
         **({"pipeline_tag": tag} if tag else {}),
@@ -89,7 +95,8 @@ def _data_type(model: Model) -> str:
     return "array" if model.spec.array_shape else "image"
 
 
-def _takes_latents(model: Model) -> bool:
+def takes_latents(model: Model) -> bool:
+    """Return whether the input of a model is latents, not data."""
     return not isinstance(model.sampler, Sampler) or model.sampler.uses_latents
 
 
@@ -110,7 +117,7 @@ def _description(model: Model) -> str:
         classes = f", {spec.classes} classes ({', '.join(names)})"
     records = "real records" if spec.array_shape else "real images"
     lines = [
-        f"A generator of {output}{classes}" + ("." if _takes_latents(model) else ", which is given data, not latents."),
+        f"A generator of {output}{classes}" + ("." if takes_latents(model) else ", which is given data, not latents."),
         f"Networks: `{json.dumps(net)}`." if net else "A generator for each label.",
         f"Recipe: {config.get('recipe', 'custom')}, {float(config.get('kimg', 0)):g} thousand {records} shown to D.",
     ]
@@ -140,15 +147,17 @@ def _usage(model: Model) -> str:
     if spec.array_shape:
         shape = f"float32 {[16, *spec.array_shape]}"
     kind = "samples" if spec.array_shape else "images"
+    name = str(model.config.get("net", {}).get("name", ""))
+    nets = f', nets="{name}"' if ":" in name else ""  # the user's own
     labels = "y [N]" if spec.classes else "y [N] or None"
-    if not _takes_latents(model):
+    if not takes_latents(model):
         size = f", resolution={spec.resolution!r}"
         if spec.array_shape:
             size = f", segment={spec.array_shape[-1]}" if spec.sample_rate else ""
-        dataset = f', dataset=paragan.DataOptions("DATA"{size})'
-        return USAGE.format(dataset=dataset, kind=kind, arguments="16", shape=shape, inputs=f"its input, {labels}")
+        more = f', dataset=paragan.DataOptions("DATA"{size})' + nets
+        return USAGE.format(more=more, kind=kind, arguments="16", shape=shape, inputs=f"its input, {labels}")
     arguments = "16, truncation=0.7, seed=0"
     if spec.classes:
         arguments = f"16, labels={[0, spec.classes - 1] if spec.classes > 1 else [0]}, truncation=0.7, seed=0"
     latent = model.config.get("net", {}).get("latent", "latent")
-    return USAGE.format(dataset="", kind=kind, arguments=arguments, shape=shape, inputs=f"z [N, {latent}], {labels}")
+    return USAGE.format(more=nets, kind=kind, arguments=arguments, shape=shape, inputs=f"z [N, {latent}], {labels}")

@@ -90,8 +90,9 @@ class HiFiGAN:
         samples = shape[1]
         if samples % self.hop:
             raise UsageError(
-                f"data.segment={samples}: is no multiple of the {self.hop} samples of a frame (the product of "
-                f"nets.upsample_rates). Use data.segment={max(1, round(samples / self.hop)) * self.hop}"
+                f"data.segment: the waves have {samples} samples (data.segment, or what data.transform returns), no "
+                f"multiple of the {self.hop} of a frame (the product of nets.upsample_rates). "
+                f"Use {max(1, round(samples / self.hop)) * self.hop} samples"
             )
         if self.width % (1 << len(self.upsample_rates)):
             divisor = 1 << len(self.upsample_rates)
@@ -117,8 +118,8 @@ class HiFiGAN:
         longest = max([self.n_fft, *(n_fft for n_fft, _ in self.resolutions)])
         if samples < longest:
             raise UsageError(
-                f"data.segment={samples}: is shorter than a window of {longest} samples. "
-                f"Use data.segment={-(-longest // self.hop) * self.hop}"
+                f"data.segment: the waves have {samples} samples (data.segment, or what data.transform returns), fewer "
+                f"than the {longest} of a window. Use {-(-longest // self.hop) * self.hop} samples"
             )
 
     def conditioning_input(self, real: Batch) -> Tensor:

@@ -64,6 +64,6 @@ def _make_run(name: str, nets: VQAutoencoder | SuperResolution, objective: Recon
         ema=EMAConfig(half_life_kimg=10.0),
         batch=128,
         kimg=500.0,
-        evaluation=EvaluationOptions(metrics=("psnr", "fd"), count=5000),
+        evaluation=EvaluationOptions(metrics=("psnr", "kid"), count=5000),
         output=OutputOptions(tick_kimg=4.0, fakes_kimg=40.0, checkpoint_kimg=40.0),
     )

@@ -23,9 +23,9 @@ from paragan.config.sections import DataOptions
 from paragan.core.atomic_write import atomic_write_bytes
 from paragan.core.errors import UsageError
 from paragan.core.schema import did_you_mean, from_dict, read_yaml, to_yaml
-from paragan.models.model import wrap_config_errors
+from paragan.models.model import read_spec
 from paragan.models.model_files import read_model_config
-from paragan.nets import Nets, Spec
+from paragan.nets import Nets
 
 
 class RunDir:
@@ -196,8 +196,14 @@ def resolve_scored_run(path: Path, data: str | None) -> tuple[Path, Run]:
         return run_dir, load_run_without_user_code(run_dir)
     if not data:
         raise UsageError(f"--data: {path} is a model without its run. Use --data PATH to say what it is scored against")
-    config = read_model_config(path)
-    with wrap_config_errors(path):
-        spec = from_dict(Spec, config["spec"])
-        options = from_dict(DataOptions, {"path": data, "resolution": spec.resolution, "channels": spec.channels})
-    return path, Run(recipe=str(config.get("recipe", "custom")), data=replace(options, labels=spec.classes > 0))
+    recipe = str(read_model_config(path).get("recipe", "custom"))
+    return path, Run(recipe=recipe, data=replace(data_options_of_model(path), path=data))
+
+
+def data_options_of_model(path: Path) -> DataOptions:
+    """Return how data are read for a model without its run: images of its size, or segments of its length."""
+    spec = read_spec(path)
+    fields: dict[str, Any] = {"resolution": spec.resolution, "channels": spec.channels}
+    if spec.array_shape:
+        fields = {"field": spec.main_field, "segment": spec.array_shape[-1] if spec.sample_rate else 0}
+    return from_dict(DataOptions, fields | {"labels": spec.classes > 0})

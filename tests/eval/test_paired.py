@@ -114,7 +114,7 @@ def test_fakes_that_are_not_finite_have_no_score():
 
 def test_data_of_another_kind_is_refused():
     images = pixels(6, 3)
-    with advises("metrics=psnr: is of images, and the data are numbers. Use stft, for waves [1, T]"):
+    with advises("metrics=psnr: is of images, and the data are numbers. Use stft for waves [1, T], or fd"):
         METRICS["psnr"].check_space("psnr", raw_values((1, 512)))
     METRICS["stft"].check_space("stft", raw_values((1, 512)))
     for name in ("log_mel", "stft"):

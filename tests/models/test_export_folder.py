@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -117,17 +118,25 @@ def test_a_card_has_the_scores_of_its_model(small, tmp_path):
 
 def test_the_card_of_a_vocoder_says_how_to_run_it(tmp_path):
     data = write_recordings(tmp_path / "data")
-    nets, spec = HiFiGAN(width=4, mels=8, n_fft=64, resolutions=((64, 16),)), Spec(0, 0, 0, (1, 128), sample_rate=RATE)
+    nets, spec = HiFiGAN(width=4, mels=8, n_fft=64, resolutions=((64, 16),)), Spec(0, 0, 0, (1, 512), sample_rate=RATE)
     config = make_model_config(nets, spec, LabelPrior(()), [], kimg=1.0)
     save_model(tmp_path / "model", nets.generator(spec), None, config)
-    model = paragan.load(tmp_path / "model", dataset=paragan.DataOptions(str(data), segment=128))
+    model = paragan.load(tmp_path / "model", dataset=paragan.DataOptions(str(data), segment=512))
     _, head, text = make_model_card(model).split("---", 2)
     assert yaml.safe_load(head)["pipeline_tag"] == "audio-to-audio"
-    assert "A generator of waves [1, 128] at 8000 Hz, which is given data" in text
+    assert "A generator of waves [1, 512] at 8000 Hz, which is given data" in text
     code = text.split("```python")[1].split("```")[0].replace("PATH or user/name", str(tmp_path / "model"))
     variables: dict[str, Any] = {}
     exec(code.replace("DATA", str(data)), variables)
-    assert variables["samples"].shape == (16, 1, 128)
+    assert variables["samples"].shape == (16, 1, 512)
+    folder = str(tmp_path / "model")
+    assert run_cli("sample", folder, "--data", data, "--count=2", "--out", tmp_path / "waves").status == 0
+    assert len(list((tmp_path / "waves").glob("*.wav"))) == 2
+    assert run_cli("eval", folder, "--data", data, "--metrics=stft", "--count=4").status == 0
+    images = Path(paragan.__file__).parents[1] / "docs" / "figures"
+    assert "holds no arrays" in usage_error("sample", folder, "--data", images, "--count=2", "--out", tmp_path / "more")
+    with advises("--data: holds [3, 8, 8], and the model was trained on records [1, 512]. Use such data"):
+        paragan.load(tmp_path / "model", dataset=paragan.from_arrays(np.zeros((4, 8, 8, 3), np.uint8)))
 
 
 def test_export_of_a_per_label_model(per_label, tmp_path):

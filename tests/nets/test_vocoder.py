@@ -167,12 +167,15 @@ def test_waves_fit_as_advised():
         check_nets(HiFiGAN(), Spec(32, 3))
     check_nets(HiFiGAN(), Spec(0, 0, array_shape=(1, 4096)))
     with advises(
-        "data.segment=1000: is no multiple of the 64 samples of a frame (the product of nets.upsample_rates). "
-        "Use data.segment=1024"
+        "data.segment: the waves have 1000 samples (data.segment, or what data.transform returns), no multiple of the "
+        "64 of a frame (the product of nets.upsample_rates). Use 1024 samples"
     ):
         HiFiGAN().check(Spec(0, 0, array_shape=(1, 1000)))
     HiFiGAN().check(Spec(0, 0, array_shape=(1, 1024)))
-    with advises("data.segment=256: is shorter than a window of 512 samples. Use data.segment=512"):
+    with advises(
+        "data.segment: the waves have 256 samples (data.segment, or what data.transform returns), fewer than the 512 "
+        "of a window. Use 512 samples"
+    ):
         HiFiGAN().check(Spec(0, 0, array_shape=(1, 256)))
     HiFiGAN().check(Spec(0, 0, array_shape=(1, 512)))
 

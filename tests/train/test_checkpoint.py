@@ -244,6 +244,7 @@ def test_a_full_disk_stops_the_run_which_resumes_with_space(tick_kimg, small_dis
     assert ended.status == 1
     assert ended.err.count("\n") == 1
     assert "No space left on device" in ended.err
+    assert str(run) in ended.err
     filler.unlink()
     assert run_cli(*command).status == 0
     assert final_tensors(run) == final_tensors(finished)

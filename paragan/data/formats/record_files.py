@@ -28,7 +28,7 @@ from paragan.data.formats.sample_label import (
     unreadable_label_message,
 )
 from paragan.data.formats.tar_reader import SequentialReader, iter_members
-from paragan.data.formats.zip_archive import ZipArchive
+from paragan.data.formats.zip_archive import ZipArchive, ZipMember
 from paragan.data.source import IMAGE_FORMATS, DecodeError, LabelChoice
 from paragan.data.storage.filesystem import ByteRange, DirListing, FileSystem, is_litter, printable
 
@@ -114,13 +114,22 @@ class ZipFiles:
 
     Args:
         archive: the zip.
+
+    Raises:
+        UsageError: two files have one name.
     """
 
     def __init__(self, archive: ZipArchive):
         self.location = archive.location
         self.is_remote = archive.fs.is_remote
         self._archive = archive
-        self._members = {m.name: m for m in archive.members if not any(map(is_litter, m.name.split("/")))}
+        self._members: dict[str, ZipMember] = {}
+        for member in archive.members:
+            if any(map(is_litter, member.name.split("/"))):
+                continue
+            if member.name in self._members and _is_part_of_record(member.name):
+                raise _twice_error(member.name, self.location, self.location)
+            self._members[member.name] = member
 
     @property
     def names(self) -> Iterable[str]:
@@ -148,7 +157,7 @@ class TarFiles:
         shards: name and size in bytes of each.
 
     Raises:
-        UsageError: a shard is damaged.
+        UsageError: a shard is damaged, or two files have one name.
     """
 
     def __init__(self, fs: FileSystem, shards: Mapping[str, int]):
@@ -161,7 +170,14 @@ class TarFiles:
             for member in iter_members(SequentialReader(fs, shard, size)):
                 parts = [part for part in to_nfc(member.name).split("/") if part not in ("", ".")]
                 if parts and not any(map(is_litter, parts)):
-                    self._places["/".join(parts)] = shard, member.offset, member.size, None
+                    self._add("/".join(parts), (shard, member.offset, member.size, None))
+
+    def _add(self, name: str, place: ByteRange) -> None:
+        """Add a file. Raises UsageError if it is part of a record, and another one has its name."""
+        if name in self._places and _is_part_of_record(name):
+            first, second = (self.fs.display_path(shard) for shard in (self._places[name][0], place[0]))
+            raise _twice_error(name, first, second)
+        self._places[name] = place
 
     @property
     def names(self) -> Iterable[str]:
@@ -399,6 +415,16 @@ def _field_of(suffix: str, with_images: bool) -> str | None:
     if kind == ".npy":
         return field or "x"
     return field if kind in RECORD_FORMATS or (with_images and kind in IMAGE_FORMATS) else None
+
+
+def _is_part_of_record(name: str) -> bool:
+    return _field_of(_split_name(name)[1], with_images=True) is not None
+
+
+def _twice_error(name: str, first: str, second: str) -> UsageError:
+    return UsageError(
+        f"data: {first}, {printable(name)} is there twice, also in {second}. Give each record its own name"
+    )
 
 
 def _suffix(name: str) -> str:

@@ -17,6 +17,7 @@ from paragan.data.records.layout import to_float
 from paragan.data.source import DecodeError
 from paragan.data.storage.filesystem import format_error
 
+MAX_RATE = 1_000_000  # Hz, against headers that lie: far above that of any audio
 MAX_SAMPLES = 2**28  # of all channels of a file, against headers that lie: 46 minutes of CD stereo are 2 ** 28 samples
 
 
@@ -44,13 +45,15 @@ def decode_audio(data: bytes) -> Audio:
     """Decode a WAV, FLAC or Ogg file.
 
     Raises:
-        DecodeError: it is damaged, truncated or empty.
+        DecodeError: it is damaged, truncated or empty, or its rate is no rate of audio.
         UsageError: it needs `soundfile`, which is not installed.
     """
     audio = _decode_wav(data) if data[:4] == b"RIFF" else None
     audio = audio or _decode_by_soundfile(data)
     if not audio.samples.size:
         raise DecodeError("holds no audio: its length is zero")
+    if not 0 < audio.rate <= MAX_RATE:
+        raise DecodeError(f"claims a sample rate of {audio.rate:,} Hz, expected 1 to {MAX_RATE:,}")
     return audio
 
 
@@ -64,7 +67,7 @@ def prepare_audio(audio: Audio, rate: int, channels: int, resample: bool) -> np.
         resample: convert audio of another rate.
 
     Raises:
-        DecodeError: it has another rate or other channels, or is silent.
+        DecodeError: it has another rate or other channels, is silent, or is too long once it is resampled.
     """
     samples = audio.samples
     if audio.rate != rate and not resample:
@@ -85,9 +88,10 @@ def prepare_audio(audio: Audio, rate: int, channels: int, resample: bool) -> np.
 
 
 def _resample(samples: np.ndarray, old_rate: int, new_rate: int) -> np.ndarray:
-    """Resample [C, T] float32 by a polyphase filter."""
+    """Resample [C, T] float32 by a polyphase filter. Raises `DecodeError` if it becomes too long."""
     from scipy.signal import resample_poly  # slow to import
 
+    _check_length(samples.size * new_rate // old_rate, f" at {new_rate} Hz")
     divisor = math.gcd(old_rate, new_rate)
     return resample_poly(samples, new_rate // divisor, old_rate // divisor, axis=1).astype(np.float32)
 
@@ -129,9 +133,11 @@ def _decode_by_soundfile(data: bytes) -> Audio:
         raise DecodeError(f"is no audio, or is damaged or truncated ({format_error(error)})") from None
 
 
-def _check_length(num_samples: int) -> None:
+def _check_length(num_samples: int, at_rate: str = "") -> None:
     if num_samples > MAX_SAMPLES:
-        raise DecodeError(f"claims {num_samples:,} samples, more than {MAX_SAMPLES:,}: split it into shorter files")
+        raise DecodeError(
+            f"claims {num_samples:,} samples{at_rate}, more than {MAX_SAMPLES:,}: split it into shorter files"
+        )
 
 
 def _check_complete(count: int, expected: int) -> None:

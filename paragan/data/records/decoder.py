@@ -23,7 +23,7 @@ from paragan.core.user_imports import import_attribute
 from paragan.data.decode import center_crop_resize, decode_image
 from paragan.data.formats.read_span import max_record_bytes
 from paragan.data.formats.record_source import RecordSelection
-from paragan.data.records.audio import Audio, decode_audio, is_audio, prepare_audio
+from paragan.data.records.audio import MAX_RATE, Audio, decode_audio, is_audio, prepare_audio
 from paragan.data.records.layout import RecordLayout, choose_main_field, to_float
 from paragan.data.source import DecodeError, FieldRecord, RowKey, Variation
 from paragan.data.storage.filesystem import format_error, printable
@@ -33,7 +33,8 @@ Transform = Callable[[Fields, np.random.Generator], Fields]
 
 _TRANSFORM_PREFIX = "data.transform="
 NPY_MAGIC = b"\x93NUMPY"
-ZIP_MAGIC = b"PK\x03\x04"
+ZIP_MAGIC = (b"PK\x03\x04", b"PK\x05\x06")  # the second if it holds nothing
+MAX_SEGMENT = 2**24  # samples: 64 MiB of float32 for each row of a batch
 _CORRUPTION_ERRORS = (
     *(zipfile.BadZipFile, EOFError, OSError, ValueError, TypeError, LookupError, RuntimeError, NotImplementedError),
     *(SyntaxError, MemoryError, OverflowError),
@@ -83,14 +84,19 @@ class RecordOptions:
         """The options that matter when a data set is opened."""
         return RecordSelection(self.field, self.label_pattern)
 
-    def check_unused(self, location: str) -> None:
-        """Raise UsageError if an option is set, for data that are no records of several arrays."""
+    def check_unused(self, location: str, first: str) -> None:
+        """Raise UsageError if an option is set, for data that are no records of several arrays.
+
+        Args:
+            location: what messages call the data.
+            first: what messages call their first image.
+        """
         unset = {"segment": "0", "sample_rate": "0", "resample": "false", "aligned": "[]"}
         for name in ("field", "segment", "aligned", "sample_rate", "resample", "transform", "label_pattern"):
             if getattr(self, name):
                 raise UsageError(
-                    f"data.{name}: is for records of named arrays and for audio, and {location} holds others. Use "
-                    f"--data.{name}={unset.get(name, repr(''))}, or --data with such records"
+                    f"data.{name}: is for records of named arrays and for audio, and {location} holds others: {first}. "
+                    f"Use --data.{name}={unset.get(name, repr(''))}, or --data with such records alone"
                 )
 
     def with_rate(self, rate: int) -> RecordOptions:
@@ -98,9 +104,25 @@ class RecordOptions:
         return replace(self, sample_rate=rate)
 
     def check(self) -> None:
-        """Raise UsageError if options contradict each other."""
+        """Raise UsageError if options contradict each other, or numbers are too large."""
         if self.aligned and not self.segment:
             raise UsageError("data.aligned: cuts fields with a segment, and there is none. Use --data.segment=N")
+        if self.step > MAX_SEGMENT:
+            raise UsageError(
+                f"data.aligned: fields have a common frame at every {self.step:,} samples only. Use numbers of samples "
+                f"of which {MAX_SEGMENT:,} or less is a multiple"
+            )
+        if self.segment > MAX_SEGMENT:
+            longest = MAX_SEGMENT // self.step * self.step
+            raise UsageError(
+                f"data.segment={self.segment}: is more than {MAX_SEGMENT:,} samples. Use --data.segment={longest} or "
+                "less"
+            )
+        if self.sample_rate > MAX_RATE:
+            raise UsageError(
+                f"data.sample_rate={self.sample_rate}: is more than {MAX_RATE:,} Hz. Use --data.sample_rate={MAX_RATE} "
+                "or less"
+            )
         if self.segment % self.step:
             longer = -(-self.segment // self.step) * self.step
             raise UsageError(
@@ -160,6 +182,7 @@ class RecordDecoder:
 
         Raises:
             DecodeError: a field is missing, or has another length than it should.
+            UsageError: the judged field is among those aligned.
         """
         cut = self._cut_segment(fields, key) if self.options.segment else fields
         if self.layout and not self.options.transform:
@@ -177,6 +200,10 @@ class RecordDecoder:
         start = step * int(philox_generator(key[0], "segment", *key[1:]).integers(num_starts))
         cut = {**fields, name: _slice_or_pad(fields[name], start, length)}
         for other, hop in self.options.aligned:
+            if other == name:
+                raise UsageError(
+                    f"data.aligned={printable(name)}:{hop}: is the field that segments are cut from. Leave it out"
+                )
             frames = _last_axis(fields, other)
             if not total // hop <= frames <= total // hop + 1:
                 raise DecodeError(
@@ -189,16 +216,16 @@ class RecordDecoder:
     def _transform(self, fields: Fields, key: RowKey) -> Fields:
         """Return what the user's transform makes of a record."""
         name = self.options.transform
-        fields = {field: to_float(array) for field, array in fields.items()}
+        given = {field: _copy_as_float(array) for field, array in fields.items()}
         rng = philox_generator(key[0], "transform", *key[1:])
         try:
-            fields = load_transform(name)(fields, rng)
-        except Exception as error:  # user code may raise anything
+            returned: Any = load_transform(name)(given, rng)
+        except (Exception, SystemExit) as error:  # user code may raise anything
             reason = str(error) if isinstance(error, UsageError) else f"{type(error).__name__}: {format_error(error)}"
             raise TransformError(name, f"raised {reason}") from error
-        if not isinstance(fields, dict) or not all(isinstance(array, np.ndarray) for array in fields.values()):
-            raise TransformError(name, f"returned {type(fields).__name__}. Return a dict of NumPy arrays")
-        fields = {field: _plain_dtype(array) for field, array in fields.items()}
+        if problem := _other_than_arrays(returned):
+            raise TransformError(name, f"returned {problem}. Return a dict of NumPy arrays by name")
+        fields = {field: _plain_dtype(array) for field, array in returned.items()}
         for field, array in fields.items():
             if _num_not_finite(array):
                 raise TransformError(name, f"{printable(field)} that it returned holds NaN or infinity")
@@ -230,11 +257,13 @@ class RecordDecoder:
         return {name or "image": center_crop_resize(image, size, channels)}
 
     def _mismatch_hint(self, fields: Fields) -> str:
-        """Return what to do about records of different lengths."""
+        """Return what to do about records of different lengths or types."""
         assert self.layout is not None
-        names = [f.name for f in self.layout.fields if f.name in fields and fields[f.name].shape != f.shape]
+        present = [field for field in self.layout.fields if field.name in fields]
+        names = [field.name for field in present if fields[field.name].shape != field.shape]
         if not names:
-            return ""
+            has_others = any(fields[field.name].dtype != field.dtype for field in present)
+            return ": save all as one type, or convert them with --data.transform" if has_others else ""
         if not self.options.segment:
             return ": use --data.segment=N to cut segments"
         return f": use --data.aligned={printable(names[0])}:HOP to cut it with the segment"
@@ -271,6 +300,25 @@ def read_rate(record: FieldRecord) -> int:
 def segmented_field(fields: Mapping[str, np.ndarray], field: str) -> str:
     """Return the field that segments are cut from: the judged one, if it is there before the transform."""
     return choose_main_field(fields, field if field in fields else "")
+
+
+def _copy_as_float(array: np.ndarray) -> np.ndarray:
+    """Return a copy, int16 as float32: a transform may write to it, and records in memory must stay as they are."""
+    return to_float(array) if array.dtype == np.int16 else array.copy()
+
+
+def _other_than_arrays(returned: Any) -> str:
+    """Return what keeps a value from being a dict of arrays by name, in a few words; "" if it is one."""
+    if not isinstance(returned, dict):
+        return type(returned).__name__
+    if not returned:
+        return "an empty dict"
+    for name, array in returned.items():
+        if not isinstance(name, str):
+            return f"the key {printable(repr(name))}"
+        if not isinstance(array, np.ndarray):
+            return f"{printable(name)} as {type(array).__name__}"
+    return ""
 
 
 def _last_axis(fields: Mapping[str, np.ndarray], name: str) -> int:
@@ -318,6 +366,8 @@ def _decode_npz(data: bytes) -> Fields:
             if size > max_record_bytes():
                 raise DecodeError(f"takes {size:,} bytes decompressed, more than {max_record_bytes():,}")
             names = [name for name in archive.namelist() if name.endswith(".npy")]
+            if not names:
+                raise DecodeError("is an npz without arrays")
             return {name.removesuffix(".npy"): _decode_npy(archive.read(name)) for name in names}
     except _CORRUPTION_ERRORS as error:
         raise DecodeError(f"is no npz, or is damaged ({format_error(error)})") from None

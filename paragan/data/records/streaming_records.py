@@ -237,15 +237,17 @@ def _resolve_rate(source: RecordSource, sample: list[int], options: RecordOption
         UsageError: sampled files have other rates, and resampling was not asked for.
     """
     rates: dict[int, str] = {}
+    num_read = 0
     for index in sample:
         try:
             rate = read_rate(source.read(index))
         except DecodeError:
             continue
+        num_read += 1
         if rate:
             rates.setdefault(rate, source.sample_name(index))
     if not rates:
-        if options.sample_rate:
+        if options.sample_rate and num_read:
             raise UsageError(
                 f"data.sample_rate={options.sample_rate}: {printable(source.location)} holds no audio files. Leave it "
                 "out"

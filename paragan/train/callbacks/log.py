@@ -15,6 +15,7 @@ from typing import Any
 
 from torch import Tensor
 
+from paragan.core.atomic_write import name_full_disk
 from paragan.core.errors import Diverged
 from paragan.core.jsonl import JsonlFile
 from paragan.data.bad_samples import BadSamples
@@ -83,8 +84,9 @@ class LogCallback:
             if session.role.is_split:
                 lag_trace.append_lags(self.folder, session.clock.step, session.stats.lags)
             self.console.show_stats(line)
-            for name, value in line.items():
-                self.tensorboard.add_scalar(name, value, session.clock.images)
+            with name_full_disk(self.folder):
+                for name, value in line.items():
+                    self.tensorboard.add_scalar(name, value, session.clock.images)
         self.health_monitor(session, line)
         self.check_finite(line)
 
@@ -129,6 +131,6 @@ class BadFilesCallback:
         path = self.folder / "bad_files.txt"
         lines = bad.to_lines()
         written = set(path.read_text("utf-8").splitlines()) if path.exists() else set[str]()
-        with path.open("ab", buffering=0) as file:
+        with name_full_disk(path), path.open("ab", buffering=0) as file:
             file.write("".join(f"{line}\n" for line in lines if line not in written).encode())
         self._num_listed = len(lines)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import io
 import tarfile
 import zipfile
+from collections.abc import Iterable
 from pathlib import Path
 
 import h5py
 import numpy as np
 import pytest
 
+from advice import advises
 from fake_datasets import encode_image, random_images
 from fake_records import noise, wav_bytes, write_recordings
 from paragan.core.errors import UsageError
@@ -49,9 +51,9 @@ def record_files(kind: str) -> dict[str, bytes]:
     return files
 
 
-def write_tar(path: Path, files: dict[str, bytes]) -> None:
+def write_tar(path: Path, files: Iterable[tuple[str, bytes]]) -> None:
     with tarfile.open(path, "w") as tar:
-        for name, data in files.items():
+        for name, data in files:
             info = tarfile.TarInfo(name)
             info.size = len(data)
             tar.addfile(info, io.BytesIO(data))
@@ -86,8 +88,8 @@ def write(kind: str, folder: Path) -> Path:
     flat |= {f"{row}.cls": str(label).encode() for row, label in enumerate(LABELS)}
     ordered = dict(sorted(flat.items()))
     half = [name for name in ordered if int(name[0]) < 5]
-    write_tar(folder / "s-0.tar", {name: ordered[name] for name in half})
-    write_tar(folder / "s-1.tar", {name: data for name, data in ordered.items() if name not in half})
+    write_tar(folder / "s-0.tar", [(name, ordered[name]) for name in half])
+    write_tar(folder / "s-1.tar", [(name, data) for name, data in ordered.items() if name not in half])
     return folder
 
 
@@ -155,6 +157,39 @@ def test_records_with_other_fields_or_lengths_are_bad(tmp_path):
     options = RecordOptions(segment=32, aligned=(("mel", 16),))
     with pytest.raises(UsageError, match=r"5\.npz cannot be decoded: mel has 9 frames, and wave has 64 samples"):
         load_data(str(tmp_path), resolution=None, records=options)
+
+
+@pytest.mark.parametrize("second", ["s-0.tar", "s-1.tar"])
+def test_a_name_is_in_tar_shards_once_as_advised(tmp_path, second):
+    def write_shards(last: str) -> None:
+        shards: dict[str, list[str]] = {"s-0.tar": ["0", "1"]}
+        shards.setdefault(second, []).append(last)
+        for shard, keys in shards.items():
+            files = [(f"{key}.wave.npy", npy_bytes(ARRAYS["wave"][0])) for key in keys]
+            write_tar(tmp_path / shard, [("README", b"a"), *files])
+
+    write_shards("1")
+    with advises(
+        f"data: {tmp_path}/s-0.tar, 1.wave.npy is there twice, also in {tmp_path}/{second}. Give each record its own "
+        "name"
+    ):
+        load_data(str(tmp_path), resolution=None)
+    write_shards("2")
+    assert len(load_data(str(tmp_path), resolution=None).images) == 3
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+def test_a_name_is_in_a_zip_once(tmp_path):
+    def write_zip(*names: str) -> None:
+        with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+            for number, name in enumerate(names):
+                archive.writestr(name, wav_bytes(noise(64, number)))
+
+    write_zip("README", "0.wav", "README", "0.wav")
+    with pytest.raises(UsageError, match=r"a\.zip, 0\.wav is there twice"):
+        load_data(str(tmp_path / "a.zip"), resolution=None)
+    write_zip("README", "0.wav", "README", "1.wav")
+    assert len(load_data(str(tmp_path / "a.zip"), resolution=None).images) == 2
 
 
 def test_recordings_of_a_single_folder_inside_another(tmp_path):

@@ -13,7 +13,8 @@ import pytest
 
 import paragan as pg
 from advice import advises
-from fake_records import noise, wav_bytes, write_recordings
+from fake_datasets import encode_image, random_images
+from fake_records import noise, wav_bytes, with_rate, write_recordings
 from paragan.config.resolve import record_options, resolve
 from paragan.config.sections import DataOptions
 from paragan.core.errors import RunError, UsageError
@@ -95,7 +96,7 @@ def test_transforms_are_corrected_as_advised(recordings):
         load(recordings, transform="fake_records:nowhere")
     with advises("data.transform=fake_records:RATE: is not a function. Use module:function"):
         load(recordings, transform="fake_records:RATE")
-    with advises("returned list. Return a dict of NumPy arrays"):
+    with advises("returned list. Return a dict of NumPy arrays by name"):
         load(recordings, segment=64, transform="fake_records:listing")
     assert load(recordings, segment=64, transform="fake_records:frames").fields["energy"] == (4,)
 
@@ -106,9 +107,34 @@ def test_segments_are_corrected_as_advised():
     with advises("data.segment=40: must be a multiple of 16, so that aligned fields have whole frames. Use 48"):
         RecordOptions(segment=40, aligned=(("mel", 16),)).check()
     RecordOptions(segment=48, aligned=(("mel", 16),)).check()
+    with advises(
+        "data.aligned: fields have a common frame at every 999,983,000,000 samples only. Use numbers of samples of "
+        "which 16,777,216 or less is a multiple"
+    ):
+        RecordOptions(segment=999_983_000_000, aligned=(("mel", 999_983), ("energy", 1_000_000))).check()
+    RecordOptions(segment=1_000_000, aligned=(("mel", 500_000), ("energy", 1_000_000))).check()
     with advises("data.aligned=mel: is not FIELD:SAMPLES. Use one such as mel:256"):
         record_options(DataOptions(aligned=("mel",)))
     assert record_options(DataOptions(aligned=("mel:256",))).aligned == (("mel", 256),)
+
+
+def test_lengths_and_rates_are_limited_as_advised(recordings):
+    with advises("data.segment=1000000000000: is more than 16,777,216 samples. Use --data.segment=16777216 or less"):
+        load(recordings, segment=10**12)
+    assert load(recordings, segment=2**24).images[0].shape == (1, 2**24)
+    with advises("data.segment=20000000: is more than 16,777,216 samples. Use --data.segment=16777200 or less"):
+        RecordOptions(segment=20_000_000, aligned=(("mel", 240),)).check()
+    with advises("data.sample_rate=4294967295: is more than 1,000,000 Hz. Use --data.sample_rate=1000000 or less"):
+        load(recordings, segment=64, sample_rate=2**32 - 1, resample=True)
+    assert load(recordings, segment=64, sample_rate=10**6, resample=True).sample_rate == 10**6
+
+
+def test_the_judged_field_is_not_aligned_as_advised(tmp_path):
+    for row in range(3):
+        np.savez(tmp_path / f"{row}.npz", wave=WAVE[row], mel=MEL[row])
+    with advises("data.aligned=wave:64: is the field that segments are cut from. Leave it out"):
+        load(tmp_path, segment=64, aligned=(("wave", 64), ("mel", 16)))
+    assert load(tmp_path, segment=64, aligned=(("mel", 16),)).fields["mel"] == (2, 4)
 
 
 def test_rates_are_chosen_as_advised(recordings, tmp_path):
@@ -162,11 +188,16 @@ def test_files_are_named_as_advised(recordings):
 
 def test_options_of_other_data_are_left_out_as_advised(recordings, tmp_path):
     with advises(
-        "data.segment: is for records of named arrays and for audio, and digits holds others. Use --data.segment=0, or "
-        "--data with such records"
+        "data.segment: is for records of named arrays and for audio, and digits holds others: digits, image 0. Use "
+        "--data.segment=0, or --data with such records alone"
     ):
         load(Path("digits"), segment=64)
     assert load(Path("digits"), segment=0).fields == {}
+    stray = recordings / "cover.png"
+    stray.write_bytes(encode_image(random_images(1)[0]))
+    with advises(f"{recordings} holds others: {stray}. Use --data.segment=0, or --data with such records alone"):
+        load(recordings, segment=64)
+    stray.unlink()
     with advises("data.range=full: is for images, and the data are records. Leave it out"):
         load(recordings, segment=64, value_range="full")
     dataset = load(recordings, segment=64)
@@ -214,6 +245,7 @@ def test_records_are_scored_as_arrays_as_advised(recordings, tmp_path):
 
 def test_records_are_inspected_as_advised(recordings, tmp_path):
     (recordings / "2_9.wav").write_bytes(wav_bytes(np.zeros(9, np.int16)))
+    (recordings / "3_9.wav").write_bytes(with_rate(wav_bytes(noise(99)), 0))
     command = ["data", "inspect", str(recordings)]
     with advises("--sheet, --json: are for images, and the data are records of several arrays. Leave them out"):
         call_command(*command, "--sheet", tmp_path / "a.png")
@@ -222,4 +254,5 @@ def test_records_are_inspected_as_advised(recordings, tmp_path):
     assert "audio     6 files of 8000 Hz" in result.out
     assert "wave      int16 [1, 300] to [1, 500]" in result.out
     assert "2_9.wav: is silent: all samples are 0" in result.out
+    assert "3_9.wav: claims a sample rate of 0 Hz, expected 1 to 1,000,000" in result.out
     assert run_cli("data", "convert", str(recordings), str(tmp_path / "out.npz")).status == 2

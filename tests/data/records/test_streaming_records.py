@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import paragan as pg
-from fake_records import noise, wav_bytes, write_recordings
+from fake_records import noise, wav_bytes, with_rate, write_recordings
 from paragan.config.resolve import make_spec
 from paragan.config.sections import DataOptions
 from paragan.core.errors import RunError, UsageError
@@ -201,7 +201,11 @@ def test_values_that_are_not_finite_are_bad():
 
 @pytest.mark.parametrize(
     ("name", "reason"),
-    [("failing", "raised ValueError: too low"), ("growing", "of what it returned, it has wave")],
+    [
+        ("failing", "raised ValueError: too low"),
+        ("exiting", "raised SystemExit: 3"),
+        ("growing", "of what it returned, it has wave"),
+    ],
 )
 @pytest.mark.parametrize("worker_type", ["threads", "processes"])
 def test_a_transform_that_fails_is_named_with_the_record(tmp_path, name, reason, worker_type):
@@ -212,6 +216,83 @@ def test_a_transform_that_fails_is_named_with_the_record(tmp_path, name, reason,
     prefetch = PrefetchOptions(worker_type=worker_type, workers=1)
     with pytest.raises(RunError, match=rf"data.transform=fake_records:{name}: {reason}.*; the record is .*wav"):
         batches(data, 4, prefetch=prefetch)
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("empty", "an empty dict"),
+        ("list_values", "wave as list"),
+        ("numbered", "the key 1"),
+        ("listing", "list"),
+    ],
+)
+def test_what_a_transform_returns_is_described(tmp_path, name, problem):
+    folder = write_recordings(tmp_path / "a", 3)
+    with pytest.raises(UsageError, match=rf"fake_records:{name}: returned {problem}\. Return .*; the record is .*wav"):
+        load(folder, RecordOptions(segment=64, transform=f"fake_records:{name}"))
+
+
+@pytest.mark.parametrize("options", [RecordOptions(), RecordOptions(segment=16)], ids=["whole", "segment"])
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, np.int16])
+@pytest.mark.parametrize("container", ["files", "mapped", "npz"])
+@pytest.mark.parametrize("cache", ["memory", "stream"])
+def test_a_transform_may_change_its_arrays(tmp_path, options, dtype, container, cache):
+    x = np.tile(np.arange(1, 17, dtype=np.float32), 2).reshape(1, 1, 32).repeat(4, 0).astype(dtype)
+    if container == "files":
+        for row, wave in enumerate(x):
+            np.savez(tmp_path / f"{row}.npz", wave=wave)
+    elif container == "mapped":
+        np.save(tmp_path / "wave.npy", x)
+    else:
+        np.savez(tmp_path / "a.npz", wave=x)
+    path = tmp_path / "a.npz" if container == "npz" else tmp_path
+    plain = load(path, options, cache).images[:]
+    data = load(path, dataclasses.replace(options, transform="fake_records:halving"), cache)
+    for _ in range(3):
+        assert np.array_equal(data.images[:], plain / 2)
+
+
+def test_a_type_other_than_that_of_the_first_record_is_named_with_a_remedy(tmp_path):
+    for row in range(6):
+        np.savez(tmp_path / f"{row}.npz", wave=np.ones((1, 8), np.float16 if row == 5 else np.float32))
+    message = (
+        r"5\.npz cannot be decoded: it has wave \[1, 8\] float16, and the first record has \[1, 8\] float32: "
+        r"save all as one type, or convert them with --data\.transform"
+    )
+    with pytest.raises(UsageError, match=message):
+        load(tmp_path, RecordOptions())
+    assert len(load(tmp_path, RecordOptions(transform="fake_records:as_float32")).images) == 6
+
+
+def test_an_npz_without_arrays_is_described(tmp_path):
+    for row in range(3):
+        np.savez(tmp_path / f"{row}.npz", **({"wave": np.ones((1, 8), np.float32)} if row else {}))
+    with pytest.raises(UsageError, match=r"0\.npz cannot be decoded: is an npz without arrays"):
+        load(tmp_path, RecordOptions())
+
+
+@pytest.mark.parametrize("cache", ["memory", "stream"])
+@pytest.mark.parametrize("rate", [0, 1, 2**32 - 1])
+def test_a_header_with_an_impossible_rate_is_bad(tmp_path, cache, rate):
+    folder = write_recordings(tmp_path / "a")
+    bad = folder / "0_x.wav"
+    bad.write_bytes(with_rate(wav_bytes(noise(40_000)), rate))
+    options = RecordOptions(segment=64, sample_rate=8000, resample=True)
+    with pytest.raises((UsageError, RunError), match=r"0_x\.wav cannot be decoded: claims "):
+        load(folder, options, cache).images[:]
+    data = load(folder, options, cache, max_bad_fraction=0.5)
+    assert data.images[:].shape == (13, 1, 64)
+    assert data.bad_samples is not None
+    assert len(data.bad_samples.reasons) == 1
+
+
+def test_files_that_all_have_an_impossible_rate_are_bad(tmp_path):
+    for row in range(3):
+        (tmp_path / f"{row}.wav").write_bytes(with_rate(wav_bytes(noise(400)), 0))
+    for rate in (0, 8000):
+        with pytest.raises(UsageError, match="cannot be decoded: claims a sample rate of 0 Hz, expected 1 to 1,0"):
+            load(tmp_path, RecordOptions(segment=64, sample_rate=rate, resample=rate > 0))
 
 
 def test_the_fingerprint_is_of_files_and_options(tmp_path):
