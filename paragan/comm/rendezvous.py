@@ -59,8 +59,13 @@ def rendezvous(launch_info: LaunchInfo, env: Mapping[str, str], timeout_s: float
             _await_server(address, port, timeout_s, check)
         before = open_sockets()
         timeout = timedelta(seconds=timeout_s)
+        listener = _listen_on_loopback(address, port) if is_server else None
         store = call_with_timeout(
-            lambda: c10d.TCPStore(address, port, launch_info.size, is_server, timeout, wait_for_workers=False),
+            lambda: c10d.TCPStore(
+                *(address, port, launch_info.size, is_server, timeout),
+                wait_for_workers=False,
+                master_listen_fd=listener,
+            ),
             timeout_s,
             f"a process listens at {address}:{port} (MASTER_ADDR:MASTER_PORT), but does not answer as rank 0 does, "
             f"says rank {launch_info.rank}. Use another MASTER_PORT",
@@ -80,6 +85,13 @@ def rendezvous(launch_info: LaunchInfo, env: Mapping[str, str], timeout_s: float
             f"{problem} (MASTER_ADDR:MASTER_PORT), says rank {launch_info.rank}: {reason}. "
             f"{'Use another MASTER_PORT' if is_server else 'Use the address and the port of rank 0 on all ranks'}"
         ) from error
+
+
+def _listen_on_loopback(address: str, port: int) -> int | None:
+    """Return a socket that listens at a loopback address; None for another address: torch listens on all interfaces."""
+    if address not in ("127.0.0.1", "localhost"):
+        return None
+    return socket.create_server((address, port), backlog=2048).detach()
 
 
 def _claim_rank(store: Any, launch_info: LaunchInfo, address: str) -> None:

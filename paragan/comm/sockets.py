@@ -111,10 +111,10 @@ def local_address_towards(address: Address) -> str:
         raise CommunicationError(f"{address[0]} cannot be reached: {error}") from error
 
 
-def is_listening(address: Address) -> bool:
+def is_listening(host: str, port: int) -> bool:
     """Return whether a process accepts connections at this address."""
     try:
-        socket.create_connection(address, timeout=CONNECT_TIMEOUT_S).close()
+        socket.create_connection((host, port), timeout=CONNECT_TIMEOUT_S).close()
         return True
     except OSError:
         return False

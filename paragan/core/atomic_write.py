@@ -54,11 +54,16 @@ def require_absent(out: Path) -> None:
         raise UsageError(f"{out} exists already: name a new one, or remove it first")
 
 
-def atomic_write_bytes(path: Path, data: bytes) -> None:
-    """Write a file, flush it to disk and rename it to `path`: readers see the old file or the new one."""
+def atomic_write_bytes(path: Path, data: bytes, private: bool = False) -> None:
+    """Write a file, flush it to disk and rename it to `path`: readers see the old file or the new one.
+
+    private: only the owner may read it.
+    """
     temporary = _temporary_path(path)
     try:
         with name_full_disk(path), temporary.open("wb") as file:
+            if private:
+                os.fchmod(file.fileno(), 0o600)
             file.write(data)
             file.flush()
             os.fsync(file.fileno())

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from paragan.comm import checkpoint_files
+from paragan.comm.elastic.kv_store import ServerAddress
 from paragan.config.run import Run, load_without_user_code, to_saved_dict
 from paragan.config.sections import DataOptions
 from paragan.core.atomic_write import atomic_write_bytes
@@ -100,15 +101,22 @@ class RunDir:
             self._lock.close()
         self._lock = None
 
-    def write_members(self, addresses: Mapping[int, tuple[str, int]], fingerprint: str) -> None:
-        """Write members.json: where the ranks of an elastic run listen for those that join, and what they train on."""
-        atomic_write_bytes(self.path / "members.json", json.dumps({"members": addresses, "data": fingerprint}).encode())
+    def write_members(self, addresses: Mapping[int, ServerAddress], fingerprint: str) -> None:
+        """Write members.json: where the ranks of an elastic run listen for those that join, and what they train on.
 
-    def read_members(self) -> tuple[dict[int, tuple[str, int]], str]:
+        Only its owner may read it, as it has the secrets with which one joins.
+        """
+        data = json.dumps({"members": addresses, "data": fingerprint}).encode()
+        atomic_write_bytes(self.path / "members.json", data, private=True)
+
+    def read_members(self) -> tuple[dict[int, ServerAddress], str]:
         """Return the addresses by rank and the fingerprint of the data; ({}, "") if they cannot be read."""
         try:
             saved = json.loads((self.path / "members.json").read_text())
-            addresses = {int(rank): (str(host), int(port)) for rank, (host, port) in saved["members"].items()}
+            members = saved["members"].items()
+            addresses = {
+                int(rank): ServerAddress(str(h), int(port), str(secret)) for rank, (h, port, secret) in members
+            }
             return addresses, str(saved["data"])
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return {}, ""

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from paragan.comm.elastic.kv_store import ServerAddress
 from paragan.config.resolve import fill_strategy_defaults
 from paragan.config.run import Run, may_change_on_resume, to_saved_dict
 from paragan.config.sections import DataOptions, InputFingerprints
@@ -160,7 +161,7 @@ def unwritable_error(path: Path, error: OSError) -> UsageError:
     return UsageError(f"{path}: cannot be written ({error.strerror}). Use another --run-dir or --outdir")
 
 
-def find_live_runs(request: RunDirRequest) -> list[tuple[RunDir, dict[int, tuple[str, int]], str]]:
+def find_live_runs(request: RunDirRequest) -> list[tuple[RunDir, dict[int, ServerAddress], str]]:
     """Return the folders whose ranks listen for others, newest first: (folder, addresses by rank, data fingerprint)."""
     if not request.run_dir and request.resume != "auto":
         return []

@@ -104,7 +104,7 @@ class TrainJob:
         if self.launch_info.size == 1 or not rank_loss_timeout_s:
             return World.join(self.launch_info, device, run.timeout_s)
         for run_dir, addresses, fingerprint in find_live_runs(self.request):
-            if not any(map(is_listening, addresses.values())):
+            if not any(is_listening(address.host, address.port) for address in addresses.values()):
                 continue
             try:
                 running = self._match_running_run(run_dir, fingerprint)

@@ -134,7 +134,9 @@ def test_the_card_of_a_vocoder_says_how_to_run_it(tmp_path):
     assert len(list((tmp_path / "waves").glob("*.wav"))) == 2
     assert run_cli("eval", folder, "--data", data, "--metrics=stft", "--count=4").status == 0
     images = Path(paragan.__file__).parents[1] / "docs" / "figures"
-    assert "and for audio, and" in usage_error("sample", folder, "--data", images, "--count=2", "--out", tmp_path / "more")
+    assert "and for audio, and" in usage_error(
+        "sample", folder, "--data", images, "--count=2", "--out", tmp_path / "more"
+    )
     with advises("--data: holds [3, 8, 8], and the model was trained on records [1, 512]. Use such data"):
         paragan.load(tmp_path / "model", dataset=paragan.from_arrays(np.zeros((4, 8, 8, 3), np.uint8)))
 

@@ -33,7 +33,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from paragan.comm.elastic.kv_store import CancellableStore, KVClient, KVServer, PrefixStore
+from paragan.comm.elastic.kv_store import CancellableStore, KVClient, KVServer, PrefixStore, ServerAddress
 from paragan.comm.elastic.membership import (
     HEARTBEAT_PERIOD_S,
     MEMBERSHIP_KEY,
@@ -44,12 +44,11 @@ from paragan.comm.elastic.membership import (
 )
 from paragan.comm.elastic.rejoin import REPLY_TIMEOUT_S, JoinProtocol, JoinRequest, SurvivorReport
 from paragan.comm.host_staging import staged_on_host
-from paragan.comm.launch_info import LaunchInfo
+from paragan.comm.launch_info import LaunchInfo, master_address
 from paragan.comm.lost_ranks import describe_lost
 from paragan.comm.process_group import POLL_S, CommunicationError, Group, SingleRankGroup, WaitThread, new_gloo_group
 from paragan.comm.rendezvous import rendezvous
 from paragan.comm.sockets import (
-    Address,
     SocketId,
     duplicate_socket,
     is_closed,
@@ -109,7 +108,7 @@ class ElasticWorld(World):
         self.started = False
         self.membership = Membership(-1, (), 0, self.original_rank, "", {}, {})
         self.active_s = 0.0
-        self.addresses: dict[int, Address] = {self.original_rank: self._server.address}
+        self.addresses: dict[int, ServerAddress] = {self.original_rank: self._server.address}
         self._heartbeats: dict[int, HeartbeatThread] = {}
         self._state = GroupState.FORMING
         self._lock = threading.Lock()
@@ -145,14 +144,13 @@ class ElasticWorld(World):
             RunError: the group could not be formed.
         """
         rendezvous_store, _ = rendezvous(launch_info, env, timeout_s)
-        local_host = local_address_towards((env.get("MASTER_ADDR") or "127.0.0.1", 9))
+        local_host = local_address_towards(master_address(env))
         world = ElasticWorld(launch_info, device, local_host, timeout_s, link_timeout_s)
         world._rendezvous_store = rendezvous_store  # keeps it open: other ranks may still read from it
         world.store = PrefixStore(rendezvous_store, "paragan/" + env.get("TORCHELASTIC_RESTART_COUNT", "0"))
-        addresses: dict[int, Address] = {}
+        addresses: dict[int, ServerAddress] = {}
         for rank, text in enumerate(world.all_gather_str(json.dumps(world._server.address))):
-            host, port = json.loads(text)
-            addresses[rank] = (host, port)
+            addresses[rank] = ServerAddress(*json.loads(text))
         try:
             world._adopt_membership(Membership(0, tuple(addresses), 0, 0, "start", addresses, {}))
         except CommunicationError as error:
@@ -168,7 +166,7 @@ class ElasticWorld(World):
         device: torch.device,
         timeout_s: float,
         link_timeout_s: float,
-        addresses: Mapping[int, Address],
+        addresses: Mapping[int, ServerAddress],
     ) -> ElasticWorld | None:
         """Join a run that is already training.
 
@@ -182,10 +180,11 @@ class ElasticWorld(World):
         Returns:
             The world, or None if none of the members can be reached.
         """
-        reachable = {rank: at for rank, at in addresses.items() if rank != launch_info.rank and is_listening(at)}
+        others = {rank: at for rank, at in addresses.items() if rank != launch_info.rank}
+        reachable = {rank: at for rank, at in others.items() if is_listening(at.host, at.port)}
         if not reachable:
             return None
-        local_host = local_address_towards(next(iter(reachable.values())))
+        local_host = local_address_towards(next(iter(reachable.values()))[:2])
         world = ElasticWorld(launch_info, device, local_host, timeout_s, link_timeout_s)
         world.joined_late = True
         world._add_peers(reachable)
@@ -225,7 +224,7 @@ class ElasticWorld(World):
             return heartbeat.silent_s < self.link_timeout_s
         return heartbeat.silent_s < max(self.link_timeout_s, STARTUP_TIMEOUT_S)
 
-    def _add_peers(self, addresses: Mapping[int, Address]) -> None:
+    def _add_peers(self, addresses: Mapping[int, ServerAddress]) -> None:
         self.addresses.update(addresses)
         for rank, address in addresses.items():
             former = self._heartbeats.get(rank)
@@ -267,7 +266,7 @@ class ElasticWorld(World):
         handle = duplicate_socket(socket_id)
         if not handle:
             return False
-        store_ports = {port for _, port in self.addresses.values()}
+        store_ports = {address.port for address in self.addresses.values()}
         with handle:
             try:
                 if handle.family == socket.AF_UNIX or is_listener(handle):
@@ -537,7 +536,7 @@ class ElasticWorld(World):
         if not requests:
             return None
         addresses = {r: self.addresses[r] for r in self.members}
-        addresses |= {r: (request.host, request.port) for r, request in requests.items()}
+        addresses |= {r: request.address for r, request in requests.items()}
         epoch = self.membership.epoch + 1
         membership = Membership(
             epoch=epoch,

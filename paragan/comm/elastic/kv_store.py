@@ -2,20 +2,38 @@
 
 For worlds whose ranks come and go, where a server may freeze while others read from it: here every request has a
 timeout, which torch's TCPStore does not promise. Values are short and clients are few.
+
+A connection begins with the secret of the server, which is part of its address: whoever was not told the address by a
+member is disconnected after at most MAX_SECRET_BYTES or SECRET_TIMEOUT_S.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hmac
 import json
+import secrets
 import socket
 import threading
 import time
 from collections.abc import Generator
 from dataclasses import dataclass
+from typing import NamedTuple, TextIO
 
 from paragan.comm.process_group import POLL_S, CommunicationError, Store
-from paragan.comm.sockets import Address
+
+MAX_SECRET_BYTES = 64
+SECRET_TIMEOUT_S = 10.0
+MAX_STRANGERS = 64  # connections that have not said the secret yet; more are closed
+MAX_LINE_CHARS = 1 << 20  # of a request
+
+
+class ServerAddress(NamedTuple):
+    """Where a `KVServer` listens, and the secret that its clients say first."""
+
+    host: str
+    port: int
+    secret: str
 
 
 class KVServer:
@@ -24,7 +42,8 @@ class KVServer:
     def __init__(self, host: str):
         self._values: dict[str, str] = {}
         self._listener = socket.create_server((host, 0), backlog=128)
-        self.address: Address = (host, self._listener.getsockname()[1])
+        self._strangers = threading.BoundedSemaphore(MAX_STRANGERS)
+        self.address = ServerAddress(host, self._listener.getsockname()[1], secrets.token_hex(16))
         threading.Thread(target=self._accept_loop, daemon=True, name="kv-server").start()
 
     def set(self, key: str, value: str, /) -> None:
@@ -53,6 +72,9 @@ class KVServer:
         while True:
             try:
                 connection, _ = self._listener.accept()
+                if not self._strangers.acquire(blocking=False):
+                    connection.close()
+                    continue
                 threading.Thread(target=self._serve, args=(connection,), daemon=True, name="kv-server").start()
             except (OSError, RuntimeError):  # out of descriptors or threads, perhaps only for a moment
                 if self._listener.fileno() < 0:
@@ -62,14 +84,26 @@ class KVServer:
     def _serve(self, connection: socket.socket) -> None:
         """Answer requests, one JSON line each: [key, value to write or null] -> the value."""
         with contextlib.suppress(OSError, ValueError), connection, connection.makefile("rw", encoding="utf-8") as lines:
+            try:
+                if not self._knows_secret(connection, lines):
+                    return
+            finally:
+                self._strangers.release()
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            for line in lines:
+            while (line := lines.readline(MAX_LINE_CHARS)).endswith("\n"):
                 key, value = json.loads(line)
                 if value is not None:
                     self._values[key] = value
                 lines.write(json.dumps(self._values.get(key)) + "\n")
                 lines.flush()
+
+    def _knows_secret(self, connection: socket.socket, lines: TextIO) -> bool:
+        """Return whether the first line of a connection is the secret."""
+        connection.settimeout(SECRET_TIMEOUT_S)
+        said = lines.readline(MAX_SECRET_BYTES).strip()
+        connection.settimeout(None)
+        return hmac.compare_digest(said.encode(), self.address.secret.encode())
 
 
 class KVClient:
@@ -79,7 +113,7 @@ class KVClient:
     connection.
     """
 
-    def __init__(self, address: Address, timeout_s: float):
+    def __init__(self, address: ServerAddress, timeout_s: float):
         self.address, self.timeout_s = address, timeout_s
         self._lock = threading.Lock()
         self._socket: socket.socket | None = None
@@ -119,8 +153,9 @@ class KVClient:
 
     def _connect(self) -> socket.socket:
         if not self._socket:
-            self._socket = socket.create_connection(self.address, timeout=self.timeout_s)
+            self._socket = socket.create_connection(self.address[:2], timeout=self.timeout_s)
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._socket.sendall(f"{self.address.secret}\n".encode())
         return self._socket
 
     @contextlib.contextmanager

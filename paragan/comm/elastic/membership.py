@@ -7,9 +7,8 @@ import threading
 import time
 from dataclasses import asdict, dataclass
 
-from paragan.comm.elastic.kv_store import KVClient
+from paragan.comm.elastic.kv_store import KVClient, ServerAddress
 from paragan.comm.process_group import CommunicationError
-from paragan.comm.sockets import Address
 
 HEARTBEAT_PERIOD_S = 0.25  # how often another rank is asked whether it is alive
 MEMBERSHIP_KEY = "membership"  # where each rank's store has its `MembershipVersion`
@@ -37,7 +36,7 @@ class Membership:
     step: int
     store_rank: int
     store_prefix: str
-    addresses: dict[int, Address]
+    addresses: dict[int, ServerAddress]
     answered: dict[int, int]
     without_state: tuple[int, ...] = ()
     shutdown_reason: str = ""
@@ -52,7 +51,7 @@ class Membership:
         """Read what `to_json` wrote."""
         data = json.loads(text)
         data["members"] = tuple(data["members"])
-        data["addresses"] = {int(rank): (host, port) for rank, (host, port) in data["addresses"].items()}
+        data["addresses"] = {int(rank): ServerAddress(*address) for rank, address in data["addresses"].items()}
         data["answered"] = {int(rank): number for rank, number in data["answered"].items()}
         data["without_state"] = tuple(data["without_state"])
         return Membership(**data)
@@ -90,12 +89,12 @@ class HeartbeatThread:
     membership    : the latest answer
     """
 
-    def __init__(self, address: Address, timeout_s: float):
+    def __init__(self, address: ServerAddress, timeout_s: float):
         self.address, self.timeout_s = address, timeout_s
         self.silent_s = 0.0
         self.ever_answered = self.exited = self.stopped = False
         self.membership = NO_MEMBERSHIP
-        threading.Thread(target=self._poll, daemon=True, name=f"heartbeat {address}").start()
+        threading.Thread(target=self._poll, daemon=True, name=f"heartbeat {address.host}:{address.port}").start()
 
     def _poll(self) -> None:
         while not self.stopped and not self.exited:

@@ -14,10 +14,9 @@ import secrets
 from collections.abc import Generator, Iterable, Mapping
 from typing import NamedTuple
 
-from paragan.comm.elastic.kv_store import KVClient, KVServer
+from paragan.comm.elastic.kv_store import KVClient, KVServer, ServerAddress
 from paragan.comm.elastic.membership import Membership
 from paragan.comm.process_group import CommunicationError
-from paragan.comm.sockets import Address
 
 REPLY_TIMEOUT_S = 1.0  # how long an answer may take while ranks form a group; slower ranks are asked again
 SEQUENCE_WINDOW = 1 << 30  # more than the requests of one process
@@ -37,6 +36,12 @@ class JoinRequest(NamedTuple):
     number: int
     host: str
     port: int
+    secret: str
+
+    @property
+    def address(self) -> ServerAddress:
+        """Where the store of the rank listens."""
+        return ServerAddress(self.host, self.port, self.secret)
 
 
 class JoinProtocol:
@@ -47,7 +52,7 @@ class JoinProtocol:
     addresses     : of the stores of all ranks known so far
     """
 
-    def __init__(self, original_rank: int, server: KVServer, addresses: Mapping[int, Address]):
+    def __init__(self, original_rank: int, server: KVServer, addresses: Mapping[int, ServerAddress]):
         self.original_rank, self._server, self._addresses = original_rank, server, addresses
         self._sequence = itertools.count(secrets.randbits(60))  # differs from that of a former process of this rank
         self._last_answered: dict[int, int] = {}  # each rank's latest number that was answered or withdrawn

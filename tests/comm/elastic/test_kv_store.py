@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import socket
 import threading
 import time
 
 import pytest
 
-from paragan.comm.elastic.kv_store import KVClient, KVServer, PrefixStore
+from paragan.comm.elastic.kv_store import MAX_LINE_CHARS, MAX_STRANGERS, KVClient, KVServer, PrefixStore, ServerAddress
 from paragan.comm.process_group import CommunicationError
 
 
@@ -35,18 +37,63 @@ def test_clients_and_server_share_values(server):
 def test_frozen_or_closed_server_fails_in_time():
     with socket.create_server(("127.0.0.1", 0)) as frozen:  # connections succeed, as with a frozen process
         start = time.monotonic()
-        with pytest.raises(CommunicationError, match="does not answer"), KVClient(frozen.getsockname(), 0.3) as client:
+        with (
+            pytest.raises(CommunicationError, match="does not answer"),
+            KVClient(ServerAddress(*frozen.getsockname(), "secret"), 0.3) as client,
+        ):
             client.check(["a"])
         assert 0.2 < time.monotonic() - start < 2
-        address = frozen.getsockname()
+        address = ServerAddress(*frozen.getsockname(), "secret")
     with pytest.raises(CommunicationError) as error:
         KVClient(address, 5)
     assert isinstance(error.value.__cause__, ConnectionRefusedError)
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        b"GET / HTTP/1.1\r\n\r\n",
+        b'["a", "2"]\n',
+        b'["a", null]\n["a", null]\n',
+        os.urandom(1000) + b"\n",
+        b"x" * (1 << 20),  # without a newline
+        b"0" * 32 + b"\n" + b'["a", "2"]\n',
+    ],
+    ids=["http", "write", "read", "bytes", "long", "other secret"],
+)
+def test_strangers_are_disconnected_without_an_answer(words, server):
+    server.set("a", "1")
+    with socket.create_connection(server.address[:2]) as connection:
+        connection.settimeout(5)
+        with contextlib.suppress(ConnectionError):  # the server may close it while this writes
+            connection.sendall(words)
+            assert connection.recv(100) == b""
+    assert server.get("a") == b"1"
+    with KVClient(server.address, 5) as client:
+        assert client.get("a") == b"1"
+
+
+def test_many_strangers_are_closed_at_once(server):
+    with contextlib.ExitStack() as stack:
+        connections = [stack.enter_context(socket.create_connection(server.address[:2])) for _ in range(100)]
+        for connection in connections[MAX_STRANGERS:]:
+            connection.settimeout(5)
+            assert connection.recv(1) == b""
+    with KVClient(server.address, 5) as client:
+        client.set("a", "1")
+
+
+def test_a_request_without_an_end_closes_its_connection(server):
+    with socket.create_connection(server.address[:2]) as connection:
+        connection.settimeout(5)
+        with contextlib.suppress(ConnectionError):
+            connection.sendall(f"{server.address.secret}\n".encode() + b"[" * (MAX_LINE_CHARS + 1))
+            assert connection.recv(100) == b""
+
+
 def test_invalid_request_closes_only_its_connection(server):
-    with socket.create_connection(server.address) as connection:
-        connection.sendall(b"GET / HTTP/1.1\r\n\r\n")
+    with socket.create_connection(server.address[:2]) as connection:
+        connection.sendall(f"{server.address.secret}\nGET / HTTP/1.1\r\n\r\n".encode())
         connection.settimeout(5)
         assert connection.recv(100) == b""
     with KVClient(server.address, 5) as client:
