@@ -89,6 +89,7 @@ COMMANDS = {  # of every result: a module of benchmarks/ and its arguments
     "team_memory": "comm.team_memory",
     "teams": "comm.gd_teams",
     "two_checkouts": "speed.two_checkouts",
+    "vocoder": "quality.vocoder --recordings recordings.zip --settings device.threads=1",
     "wcgan_cifar": "quality.wcgan cifar --data cifar10.npz --minutes 1.5",
     "wcgan_fashion": "quality.wcgan fashion --data fashion_mnist.npz --minutes 1",
     "wires": "comm.compressors",
