@@ -5,7 +5,7 @@ them failed first and why (`World.report_failure`), so that all end with the sam
 
 Rank 0, which usually holds the store, has to leave last, both in good order (`close`) and after a failure (`abandon`).
 The sockets of torch's store and groups are found by comparing the open sockets before and after torch opens them;
-shutting them down is how a failing rank makes the others notice at once.
+shutting them down, and no others, is how a failing rank makes the others notice at once.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import json
 import os
 import socket
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Generator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, ClassVar
 
@@ -88,8 +88,8 @@ class World:
         self._adopted_group: Any = None  # the group of this world, where the default one is not ours
         self._silent_ranks = list[int]()  # ranks that reported no reason for their failure
         self._store_sockets = set[SocketId]()  # connections to the store
-        self._other_sockets = set[SocketId]()  # all that were open before there was a group
         self._peer_sockets = set[SocketId]()  # connections to other ranks, of the group of all
+        self._group_sockets = set[SocketId]()  # the same, of every group
 
     @staticmethod
     def solo(device: torch.device | str = "cpu") -> World:
@@ -132,11 +132,11 @@ class World:
         world = World(launch_info, device, c10d.PrefixStore(f"paragan/{attempt}", store), SingleRankGroup(), timeout_s)
         world._store_sockets = connections
         world._check_devices()  # also names a missing rank, which torch would not
-        world._other_sockets = open_sockets()
-        world._init_process_group(c10d.PrefixStore(f"group/{attempt}", store))
+        with world._recording_sockets():
+            world._init_process_group(c10d.PrefixStore(f"group/{attempt}", store))
         World._formed_default_group = True
         world.all_ranks = TorchGroup(c10d.group.WORLD, has_lost_peer=world._has_lost_peer)
-        world._peer_sockets = set(filter(is_connected, open_sockets() - world._other_sockets))
+        world._peer_sockets = world._group_sockets
         return world
 
     def _init_process_group(self, store: Store) -> None:
@@ -198,11 +198,11 @@ class World:
         store = c10d.PrefixStore(f"paragan/adopted/{number}", shared_store)
         world = World(launch_info, device, store, SingleRankGroup(), timeout_s)
         world._check_devices()  # also names a missing rank, which torch would not
-        world._other_sockets = open_sockets()
-        own_group = c10d.new_group(backend=backend_of(device).dist_backend, timeout=timedelta(seconds=timeout_s))
+        with world._recording_sockets():
+            own_group = c10d.new_group(backend=backend_of(device).dist_backend, timeout=timedelta(seconds=timeout_s))
         world._adopted_group = own_group
         world.all_ranks = TorchGroup(own_group, has_lost_peer=world._has_lost_peer)
-        world._peer_sockets = set(filter(is_connected, open_sockets() - world._other_sockets))
+        world._peer_sockets = world._group_sockets
         return world
 
     @property
@@ -238,9 +238,10 @@ class World:
         """
         if self.size == 1 or len(ranks) == 1:
             return SingleRankGroup() if self.rank in ranks else None
-        process_group = c10d.new_group(
-            list(ranks), timedelta(seconds=self.timeout_s), backend_of(self.device).dist_backend
-        )
+        with self._recording_sockets():
+            process_group = c10d.new_group(
+                list(ranks), timedelta(seconds=self.timeout_s), backend_of(self.device).dist_backend
+            )
         return TorchGroup(process_group) if self.rank in ranks else None
 
     def pair_group(self, other: int) -> Group:
@@ -257,7 +258,16 @@ class World:
         return WaitThread(self.timeout_s, group)
 
     def _new_gloo_group(self, name: str, rank: int, size: int, others: Sequence[int]) -> Group:
-        return staged_on_host(new_gloo_group(self.store, name, rank, size, self.timeout_s), self.device)
+        with self._recording_sockets():
+            return staged_on_host(new_gloo_group(self.store, name, rank, size, self.timeout_s), self.device)
+
+    @contextlib.contextmanager
+    def _recording_sockets(self) -> Generator[None]:
+        """Count the connections that are made inside as those of groups. Those of the program's own stay untouched."""
+        before = open_sockets()
+        yield
+        new_sockets = set(filter(is_connected, open_sockets() - before))
+        self._group_sockets = self._group_sockets | new_sockets  # not in place: another thread may iterate over it
 
     def all_gather_str(self, text: str, timeout_s: float | None = None) -> list[str]:
         """Gather a string of every rank, in rank order. Costs round trips to the store: not for use in a step.
@@ -445,7 +455,7 @@ class World:
 
     def _shutdown_peer_sockets(self) -> None:
         if isinstance(self.all_ranks, TorchGroup):
-            shutdown_sockets(open_sockets() - self._other_sockets)
+            shutdown_sockets(self._group_sockets)
 
     def _await_fault_readers(self) -> None:
         keys = [f"fault_read/{rank}" for rank in range(self.size) if rank not in self._silent_ranks]

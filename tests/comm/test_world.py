@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import socketserver
 import threading
 import time
 from unittest import mock
@@ -138,6 +139,32 @@ def test_timeouts_of_other_sockets_are_unchanged(pool):
     for timeouts in pool(2, job):
         assert timeouts
         assert all(timeout == bytes(16) for timeout in timeouts)
+
+
+class Echo(socketserver.BaseRequestHandler):
+    """Answers with the request, as a database would with a result."""
+
+    def handle(self):
+        self.request.sendall(self.request.recv(100))
+
+
+def test_a_failing_rank_leaves_the_connections_of_its_program_open(pool):
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Echo) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        address = server.server_address
+
+        def job(world):
+            with socket.create_connection(address, timeout=5) as database:  # opened after the group was formed
+                pair = world.pair_group(1 - world.rank)
+                world.all_gather_str("")
+                world.interrupt_waits()
+                with pytest.raises(CommunicationError):
+                    pair.all_reduce_sum(torch.ones(1)).wait()
+                database.sendall(b"query")
+                return database.recv(100)
+
+        assert pool(2, job) == [b"query", b"query"]
+        server.shutdown()
 
 
 def never_connect(*arguments, **options):

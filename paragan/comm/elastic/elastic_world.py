@@ -112,7 +112,6 @@ class ElasticWorld(World):
         self._heartbeats: dict[int, HeartbeatThread] = {}
         self._state = GroupState.FORMING
         self._lock = threading.Lock()
-        self._group_sockets = set[SocketId]()  # connections of the current group
         self._wait_threads: list[WaitThread] = []  # those that wait for its messages
         self._peers: tuple[int, ...] = ()  # its other ranks, also while it is being formed
         self._hosts_store = False  # whether it is formed by this rank's store
