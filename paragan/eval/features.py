@@ -35,7 +35,7 @@ from paragan.eval import result_cache
 
 INCEPTION_FILE = "pt_inception-2015-12-05-6726825d.pth"
 INCEPTION_URL = f"https://github.com/mseitzer/pytorch-fid/releases/download/fid_weights/{INCEPTION_FILE}"
-INCEPTION_SHA256 = "6726825d"  # the first digits
+INCEPTION_SHA256 = "6726825d0af5f729cebd5821db510b11b1cfad8faad88a03f1befd49fb9129b2"
 SPACE_NAMES = ("pixels", "inception", "values")
 CUSTOM_SPACES = ("resnet20", "module:callable")  # see `classifier_space` and `space_from_module`
 
@@ -67,7 +67,7 @@ class FeatureSpace:
     @property
     def is_inception(self) -> bool:
         """Whether this is the Inception network of 2015-12-05; only there a Fréchet distance is called FID."""
-        return self.name == "inception" and self.hash.startswith(INCEPTION_SHA256)
+        return self.name == "inception" and self.hash == INCEPTION_SHA256[:16]
 
     @cached_property
     def module(self) -> nn.Module:
@@ -279,7 +279,7 @@ def inception_2015(path: str | Path | None = None, *, name: str = "inception", d
 
 def inception_source(file: Path) -> str:
     """Return the path and the source of the Inception file, for messages."""
-    return f"{file}, from {INCEPTION_URL} (its sha256 starts with {INCEPTION_SHA256})"
+    return f"{file}, from {INCEPTION_URL} (its sha256 starts with {INCEPTION_SHA256[:8]})"
 
 
 def download_inception(file: Path, url: str = INCEPTION_URL, timeout_s: float = 60) -> None:
@@ -307,9 +307,9 @@ def download_inception(file: Path, url: str = INCEPTION_URL, timeout_s: float = 
 
 
 def _check_digest(file: Path, digest: str) -> None:
-    if not digest.startswith(INCEPTION_SHA256):
+    if digest != INCEPTION_SHA256:
         raise UsageError(
-            f"--inception={file}: is not the network of 2015-12-05: its sha256 starts with {digest[:8]}, not "
+            f"--inception={file}: is not the network of 2015-12-05: its sha256 starts with {digest[:8]}, and must be "
             f"{INCEPTION_SHA256}. Use {INCEPTION_URL}, or in Python `inception_2015(path, name=NAME)` for these weights"
         )
 

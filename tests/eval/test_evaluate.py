@@ -21,10 +21,10 @@ from paragan.eval import (
     protocol_differences,
 )
 from paragan.eval.accumulators import FeatureAcc
-from paragan.eval.features import inception_path, inception_source, raw_values
+from paragan.eval.features import INCEPTION_SHA256, inception_path, inception_source, raw_values
 
 PIXELS = pixels(8, 1)
-INCEPTION = FeatureSpace("inception", "6726825d" + "0" * 8, 2048, nn.Identity, num_logits=1008)
+INCEPTION = FeatureSpace("inception", INCEPTION_SHA256[:16], 2048, nn.Identity, num_logits=1008)
 EVERYTHING = ["fd", "kid", "is", "prdc"]
 
 

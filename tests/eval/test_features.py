@@ -62,7 +62,7 @@ def test_missing_inception_file_names_its_source(monkeypatch, tmp_path):
     place = tmp_path / ".cache/paragan/pt_inception-2015-12-05-6726825d.pth"
     assert all(part in line for part in (str(place), features.INCEPTION_URL, "sha256 starts with 6726825d", "score fd"))
     assert "\n" not in line
-    monkeypatch.setattr(features, "INCEPTION_SHA256", hashlib.sha256(b"weights").hexdigest()[:8])
+    monkeypatch.setattr(features, "INCEPTION_SHA256", hashlib.sha256(b"weights").hexdigest())
     for file in (place, tmp_path / "other.pth"):
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(b"weights")
@@ -84,7 +84,7 @@ def test_other_weights_need_another_name(inception_file):
 
 
 def test_the_right_digest_makes_it_inception(monkeypatch, inception_file):
-    monkeypatch.setattr(features, "INCEPTION_SHA256", hashlib.sha256(inception_file.read_bytes()).hexdigest()[:8])
+    monkeypatch.setattr(features, "INCEPTION_SHA256", hashlib.sha256(inception_file.read_bytes()).hexdigest())
     space = named_space("inception", 32, 3, path=str(inception_file))
     assert (space.name, space.is_inception, space.resizer) == ("inception", True, "tf1-bilinear-299")
 
@@ -107,7 +107,7 @@ def test_download_is_complete_or_absent(monkeypatch, tmp_path):
     with advises(f"Put the file at {file}"):
         download_inception(file, (tmp_path / "nothing").as_uri())
     assert not list(file.parent.iterdir())
-    monkeypatch.setattr(features, "INCEPTION_SHA256", hashlib.sha256(b"weights").hexdigest()[:8])
+    monkeypatch.setattr(features, "INCEPTION_SHA256", hashlib.sha256(b"weights").hexdigest())
     file.write_bytes(b"weights")
     assert inception_2015(file, download=True).is_inception
     file.unlink()

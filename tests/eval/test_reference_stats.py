@@ -22,6 +22,7 @@ from paragan.eval import (
     result_cache,
 )
 from paragan.eval.accumulators import ClassGaussianAcc, FeatureAcc, GaussianAcc
+from paragan.eval.features import INCEPTION_SHA256
 from paragan.eval.reference_stats import NUM_PROBE_IMAGES, recorded_space
 from processes import run_cli
 
@@ -268,7 +269,7 @@ def test_metrics_that_need_features_raise_for_a_file(stats, digits, blurred):
         evaluate(blurred, reference, space=PIXELS, metrics=["fd", "kid"], count=50)
     assert evaluate(blurred, reference, space=PIXELS, metrics=["fd"], count=50)
     assert evaluate(blurred, digits, space=PIXELS, metrics=["fd", "kid"], count=50)
-    inception = FeatureSpace("inception", "6726825d" + "0" * 8, 64, PIXELS.build)
+    inception = FeatureSpace("inception", INCEPTION_SHA256[:16], 64, PIXELS.build)
     assert evaluate(blurred, load_reference_stats(stats(), inception), space=inception, metrics=["fid"], count=50)
 
 

@@ -1,4 +1,7 @@
-"""kernels.c, compiled for this processor at its first use and cached in ~/.cache/paragan."""
+"""kernels.c, compiled for this processor at its first use and cached in ~/.cache/paragan/kernels.
+
+A library in the cache is loaded only if it and its folder belong to this user and nobody else can write to them.
+"""
 
 from __future__ import annotations
 
@@ -44,20 +47,29 @@ def _compile(compiler: list[str]) -> Path:
     version = subprocess.run([*compiler, "--version"], capture_output=True, timeout=COMPILE_TIMEOUT_S, check=True)
     inputs = (SOURCE.read_text(), " ".join(FLAGS), version.stdout, _cpu_id())
     name = f"kernels-{hashlib.sha256(repr(inputs).encode()).hexdigest()[:16]}.so"
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "paragan"
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "paragan" / "kernels"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if not _is_private(folder):
+        raise OSError(f"{folder} can be written by other users. Use chmod 700, or another XDG_CACHE_HOME")
     if not _is_intact(folder / name):
-        folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder) as temporary:
             library = Path(temporary) / name
             command = [*compiler, *FLAGS, str(SOURCE), "-o", str(library), "-lm"]
             subprocess.run(command, capture_output=True, text=True, timeout=COMPILE_TIMEOUT_S, check=True)
             library.write_bytes(library.read_bytes() + hashlib.sha256(library.read_bytes()).digest())
+            library.chmod(0o700)
             library.replace(folder / name)
     return folder / name
 
 
+def _is_private(path: Path) -> bool:
+    """Return whether a file or folder belongs to this user, and nobody else can write to it."""
+    status = path.lstat()
+    return status.st_uid == os.getuid() and not status.st_mode & 0o022 and not path.is_symlink()
+
+
 def _is_intact(path: Path) -> bool:
-    data = path.read_bytes() if path.exists() else b""
+    data = path.read_bytes() if path.exists() and _is_private(path) else b""
     return hashlib.sha256(data[:-32]).digest() == data[-32:]
 
 

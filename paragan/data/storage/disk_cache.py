@@ -65,10 +65,10 @@ class DiskCache:
         name = re.sub(r"[^a-zA-Z0-9]+", "-", location)[:80].strip("-")
         self.path = Path(folder).expanduser() / f"{name}-{hashlib.sha256(location.encode()).hexdigest()[:12]}"
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
             flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-            self._data = os.open(self.path / "data", flags, 0o644)
-            self._index = os.open(self.path / "index", flags, 0o644)
+            self._data = os.open(self.path / "data", flags, 0o600)
+            self._index = os.open(self.path / "index", flags, 0o600)
             self._max_bytes = self._capacity_bytes(max_gb)
             self._refresh()
         except OSError as error:

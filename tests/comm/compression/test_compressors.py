@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+
 import pytest
 import torch
 
@@ -318,7 +320,8 @@ def test_damaged_library_is_recompiled(tmp_path, monkeypatch):
     try:
         native_kernels.load_kernels.cache_clear()
         assert native_kernels.load_kernels() is not None
-        (library,) = (tmp_path / "paragan").glob("*.so")
+        (library,) = (tmp_path / "paragan" / "kernels").glob("*.so")
+        assert [path.stat().st_mode & 0o777 for path in (library, library.parent)] == [0o700, 0o700]
         intact = library.read_bytes()
         for damaged in (intact[:3000], b"", intact[:-1] + b"x"):
             library.unlink()  # it is in use: write a new file, as another process would find it
@@ -326,6 +329,30 @@ def test_damaged_library_is_recompiled(tmp_path, monkeypatch):
             native_kernels.load_kernels.cache_clear()
             assert native_kernels.load_kernels() is not None
             assert len(library.read_bytes()) == len(intact)
+    finally:
+        monkeypatch.undo()
+        native_kernels.load_kernels.cache_clear()
+
+
+def test_a_library_that_others_could_have_written_is_not_loaded(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    folder = tmp_path / "paragan" / "kernels"
+    try:
+        native_kernels.load_kernels.cache_clear()
+        assert native_kernels.load_kernels() is not None
+        (library,) = folder.glob("*.so")
+        intact = library.read_bytes()
+        foreign = b"not a library"
+        library.unlink()
+        library.write_bytes(foreign + hashlib.sha256(foreign).digest())  # its checksum is right, loading it would fail
+        library.chmod(0o666)
+        native_kernels.load_kernels.cache_clear()
+        assert native_kernels.load_kernels() is not None
+        assert len(library.read_bytes()) == len(intact)
+        folder.chmod(0o777)
+        native_kernels.load_kernels.cache_clear()
+        with pytest.warns(UserWarning, match="can be written by other users. Use chmod 700"):
+            assert native_kernels.load_kernels() is None
     finally:
         monkeypatch.undo()
         native_kernels.load_kernels.cache_clear()
