@@ -69,7 +69,7 @@ def _export_to_path(model: Model, options: argparse.Namespace) -> str:
         check_new_folder(out)
         write_model_folder(model, out)
         generators = f" with {model.spec.classes} generators" if model.is_per_label else ""
-        return f"model{generators} in {out}; paragan.load({str(out)!r}) reads it{_how_to_load(model)}\n"
+        return f"model{generators} in {out}; paragan.load({str(out)!r}) reads it{_loading_hint(model)}\n"
     from paragan.models.export_graph import TOLERANCE, VERIFIED_BATCH_SIZES, export_graphs
 
     files = export_graphs(model, options.format, out)
@@ -81,10 +81,10 @@ def _export_to_path(model: Model, options: argparse.Namespace) -> str:
 def _push_to_hub(model: Model, name: str) -> str:
     from paragan.models.hub import push_model
 
-    return f"model at {push_model(model, name)}; paragan.load({name!r}) reads it{_how_to_load(model)}\n"
+    return f"model at {push_model(model, name)}; paragan.load({name!r}) reads it{_loading_hint(model)}\n"
 
 
-def _how_to_load(model: Model) -> str:
+def _loading_hint(model: Model) -> str:
     from paragan.models.model_card import takes_latents
 
     return "" if takes_latents(model) else ", with dataset=... as its README.md says"

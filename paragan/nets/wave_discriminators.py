@@ -53,8 +53,8 @@ def _run_conv(conv: nn.Module, x: Tensor) -> Tensor:
     channels_last with one channel; torch 2.13). There x gets columns of zeros, and the output loses what they add.
     """
     assert isinstance(conv, nn.Conv2d)
-    stride, padding, kernel = conv.stride[1], int(conv.padding[1]), conv.kernel_size[1]
-    if stride == 1 or x.shape[3] + 2 * padding - kernel >= stride:
+    stride = conv.stride[1]
+    if stride == 1 or x.shape[3] + 2 * int(conv.padding[1]) - conv.kernel_size[1] >= stride:
         return conv(x)
     return conv(F.pad(x, (0, stride)))[..., :1]
 
