@@ -137,6 +137,11 @@ def test_the_card_of_a_vocoder_says_how_to_run_it(tmp_path):
     assert "and for audio, and" in usage_error(
         "sample", folder, "--data", images, "--count=2", "--out", tmp_path / "more"
     )
+    with advises("hifigan: its input is data. Use --data PATH (in Python, dataset=paragan.DataOptions(PATH))"):
+        paragan.load(tmp_path / "model")
+    faster = write_recordings(tmp_path / "faster", rate=16000)
+    with advises("--data: audio of 16000 Hz, and the model was trained on 8000 Hz. Use audio of 8000 Hz"):
+        paragan.load(tmp_path / "model", dataset=paragan.DataOptions(str(faster), segment=512))
     with advises("--data: holds [3, 8, 8], and the model was trained on records [1, 512]. Use such data"):
         paragan.load(tmp_path / "model", dataset=paragan.from_arrays(np.zeros((4, 8, 8, 3), np.uint8)))
 

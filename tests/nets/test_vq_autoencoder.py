@@ -121,6 +121,16 @@ def test_patches_fit_as_advised():
     VQAutoencoder(d_layers=1, d_scales=1).check(Spec(16, 3))
 
 
+def test_codes_are_counted_as_advised():
+    levels = (1 << 20,) * 4
+    with advises(
+        f"nets.levels={list(levels)}: are 1.2e+24 codes, and a code is an int64. Use fewer or smaller levels, such as "
+        "nets.levels=[8,8,8]"
+    ):
+        VQAutoencoder(quantizer="fsq", levels=levels).check(Spec(32, 3))
+    VQAutoencoder(quantizer="fsq", levels=(8, 8, 8)).check(Spec(32, 3))
+
+
 def test_default_codes_of_cifar10_are_8_by_8():
     G = VQAutoencoder().generator(Spec(32, 3))
     assert G(torch.zeros(1, 3, 32, 32)).codes.shape == (1, 8, 8)

@@ -50,7 +50,7 @@ def _compile(compiler: list[str]) -> Path:
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "paragan" / "kernels"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not _is_private(folder):
-        raise OSError(f"{folder} can be written by other users. Use chmod 700, or another XDG_CACHE_HOME")
+        raise OSError(f"{folder} can be written by other users: chmod 700 it")
     if not _is_intact(folder / name):
         with tempfile.TemporaryDirectory(dir=folder) as temporary:
             library = Path(temporary) / name

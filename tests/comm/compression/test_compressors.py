@@ -351,7 +351,7 @@ def test_a_library_that_others_could_have_written_is_not_loaded(tmp_path, monkey
         assert len(library.read_bytes()) == len(intact)
         folder.chmod(0o777)
         native_kernels.load_kernels.cache_clear()
-        with pytest.warns(UserWarning, match="can be written by other users. Use chmod 700"):
+        with pytest.warns(UserWarning, match="can be written by other users: chmod 700 it"):
             assert native_kernels.load_kernels() is None
     finally:
         monkeypatch.undo()
