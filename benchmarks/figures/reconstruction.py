@@ -23,6 +23,7 @@ PAGE = Page(
 )
 VOCODED = {"Griffin-Lim": "Griffin-Lim, 32 iterations", "vocoder": "vocoder"}
 PLAIN, ADVERSARIAL = "L1", "L1 + adversarial"
+PERCEPTUAL, FULL = "L1 + perceptual", "L1 + perceptual + adversarial"
 
 
 @PAGE.states("super_resolution")
@@ -38,6 +39,16 @@ def super_resolution(result: Any) -> Iterator[Statement]:
     yield "{:.2f} dB of PSNR, and divides `fd_resnet20` by {:.1f}.", lost, ratio
 
 
+@PAGE.states("tokenizer")
+def tokenizer(result: Any) -> Iterator[Statement]:
+    rows = result["rows"]
+    for name in (PLAIN, PERCEPTUAL, FULL):
+        row = rows[name]
+        scores = row["psnr"], row["fd_resnet20"], 100 * row["accuracy"], row["codes_in_use"], row["perplexity"]
+        yield f"| {name} | {{:.2f}} | {{:.2f}} | {{:.1f}} % | {{:.0f}} | {{:.0f}} |", *scores
+    yield "| the data | | 0 | {:.1f} % | | |", 100 * rows["the data"]["accuracy"]
+
+
 @PAGE.states("vocoder")
 def vocoder(result: Any) -> Iterator[Statement]:
     rows = result["rows"]
@@ -48,3 +59,20 @@ def vocoder(result: Any) -> Iterator[Statement]:
         scores = row["log_mel"], row["stft"], 100 * row["recognised"]
         yield f"| {VOCODED[name]} | {{:.3f}} | {{:.3f}} | {{:.1f}} % |", *scores
     yield "recognised {:.1f} points less often", 100 * (rows["real"]["recognised"] - rows["vocoder"]["recognised"])
+
+
+@PAGE.states("reconstruction_speed")
+def speed(result: Any) -> Iterator[Statement]:
+    for name, row in result["recipes"].items():
+        ratio, rates = row["plain/paragan"], row["per_second"]
+        numbers = row["batch"], rates["plain"], rates["paragan"], ratio["median"], *ratio["ci95"]
+        yield f"| `{name}` | {{:.0f}} | {{:.0f}} | {{:.0f}} | {{:.2f}} [{{:.2f}}, {{:.2f}}] |", *numbers
+
+
+@PAGE.states("record_loader")
+def loader(result: Any) -> Iterator[Statement]:
+    rates, ratio, training = result["records_per_s"], result["paragan/dataloader"], result["training"]
+    yield "{:.0f} records/s", rates["paragan"]
+    yield "{:.0f} with DataLoader", rates["dataloader"]
+    yield "{:.1f} [{:.1f}, {:.1f}] times", ratio["median"], *ratio["ci95"]
+    yield "waits {:.1f} % of its time", 100 * training["waiting"]
