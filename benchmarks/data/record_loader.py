@@ -36,7 +36,7 @@ from paragan.data.lanes import LaneLoader
 from paragan.data.records.decoder import RecordOptions
 
 RATE, SEGMENT, WINDOW, HOP, MELS, BATCH = 22050, 8192, 1024, 256, 80, 16
-WARM_UP_S = 2.0
+WARM_UP_S = 5.0  # after which a waiting loader has found its workers
 BLAS_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 TRAINED_KIMG, TICK_KIMG = 1.0, 0.2
 

@@ -27,7 +27,7 @@ MAX_WAIT_FRACTION = 0.01  # of a window that the step may wait
 RESERVE_S = 2.0  # of training ahead when data is remote
 HEADROOM = 1.5  # factor on Little's law: latencies have a tail
 NEGLIGIBLE_LATENCY_S = 0.001
-FAST_DECODE_S = 0.0001  # an image decoded faster than this makes threads wait for the interpreter's lock
+FAST_DECODE_S = 0.001  # a record decoded faster than this makes threads wait for the interpreter's lock
 COOLDOWN_WINDOWS = 40  # windows without trouble before something is released
 MAX_COOLDOWN_WINDOWS = 1200
 

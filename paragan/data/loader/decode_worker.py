@@ -43,6 +43,7 @@ REPLY_TIMEOUT_S = 60.0  # and another second for each image
 EXIT_TIMEOUT_S = 5.0
 RETRY_DELAYS_S = (0.1, 0.3, 1.0, 3.0)  # after it was killed
 KILL_STATUSES = (-signal.SIGKILL, -signal.SIGTERM)
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")  # of NumPy's matrix products
 USE_THREADS_HINT = "--data.prefetch.worker_type=threads needs no processes"
 PR_SET_PDEATHSIG = 1  # of linux/prctl.h; about the thread that started the process, which is its owner
 _WORKER_CODE = "from paragan.data.loader.decode_worker import serve; serve{}"
@@ -174,7 +175,9 @@ class DecodeWorker:
                 pass_fds=(pipe_fd, arena_fd),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                env=os.environ | {"PYTHONPATH": os.pathsep.join(str(path) for path in sys.path if path)},
+                env=dict.fromkeys(THREAD_VARIABLES, "1")
+                | os.environ
+                | {"PYTHONPATH": os.pathsep.join(str(path) for path in sys.path if path)},
                 start_new_session=True,  # signals of the terminal go to its owner only
             )
 
