@@ -175,8 +175,8 @@ class DecodeWorker:
                 pass_fds=(pipe_fd, arena_fd),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                env=dict.fromkeys(THREAD_VARIABLES, "1")
-                | os.environ
+                env=os.environ
+                | dict.fromkeys(THREAD_VARIABLES, "1")
                 | {"PYTHONPATH": os.pathsep.join(str(path) for path in sys.path if path)},
                 start_new_session=True,  # signals of the terminal go to its owner only
             )
