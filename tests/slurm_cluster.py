@@ -80,7 +80,7 @@ class SlurmCluster:
         words = self.run("scontrol", "--oneliner", "show", "job", job).split()
         return dict(word.split("=", 1) for word in words if "=" in word)
 
-    def wait(self, job: str, *states: str, timeout_s: float = 150.0) -> dict[str, str]:
+    def wait(self, job: str, *states: str, timeout_s: float = 400.0) -> dict[str, str]:
         """Wait until a job is in one of the states, and return its fields."""
         deadline = time.monotonic() + timeout_s
         while True:

@@ -38,7 +38,7 @@ def train_command(folder: Path, *more: str) -> list[str]:
     return [*TINY_RUN_ARGS, LONG_RUN_ARG, f"--run-dir={folder}", *more]
 
 
-def wait_for_step(cluster: SlurmCluster, job: str, run_dir: Path, step: int, timeout_s: float = 120.0) -> None:
+def wait_for_step(cluster: SlurmCluster, job: str, run_dir: Path, step: int, timeout_s: float = 300.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not any(row.get("Progress/step", 0) >= step for row in read_jsonl(run_dir / "stats.jsonl")):
         assert time.monotonic() < deadline, cluster.output_of(job)
