@@ -186,7 +186,9 @@ def test_reconstructions_from_the_command_line(tmp_path, capsys):
     with np.load(tmp_path / "a.npz") as samples:
         assert samples["images"].shape == (12, 8, 8, 1)
         np.testing.assert_array_equal(samples["labels"], pg.load_data("digits", resolution=8).labels[:12])
-    with advises("examples.tokenizer:Nets: its input is data. Use --data PATH (in Python, dataset=...)"):
+    with advises(
+        "examples.tokenizer:Nets: its input is data. Use --data PATH (in Python, dataset=paragan.DataOptions(PATH))"
+    ):
         load_model(run, nets="examples.tokenizer:Nets")
     dataset = pg.load_data("digits", resolution=8)
     assert load_model(run, nets="examples.tokenizer:Nets", dataset=dataset).sample(3).shape == (3, 8, 8, 1)
