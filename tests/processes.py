@@ -12,6 +12,7 @@ import io
 import json
 import multiprocessing as mp
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -229,9 +230,11 @@ def wait_until(condition: Callable[[], Any], timeout_s: float = 200, description
 
 
 def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
+    """Return a port that nobody uses, below those that the system gives to outgoing connections meanwhile."""
+    while True:
+        with contextlib.suppress(OSError), socket.socket() as s:
+            s.bind(("127.0.0.1", random.randrange(10000, 20000)))
+            return s.getsockname()[1]
 
 
 def logged_steps(folder: Path) -> list[int]:

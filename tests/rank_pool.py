@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing as mp
-import socket
 import traceback
 import warnings
 from collections import defaultdict
@@ -11,6 +10,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import cloudpickle
+
+from processes import free_port
 
 TIMEOUT_S = 240
 
@@ -68,9 +69,7 @@ class RankPool:
 
     def __call__(self, size: int, job: Callable[[Any], Any], device: str = "cpu") -> list[Any]:
         self._grow(size, device)
-        with socket.socket() as s:
-            s.bind(("127.0.0.1", 0))
-            port = s.getsockname()[1]
+        port = free_port()
         call = cloudpickle.dumps(job)
         for rank in range(size):
             self._ranks[device][rank][0].send((rank, size, port, call))
