@@ -84,7 +84,7 @@ COMMANDS = {  # of every result: a module of benchmarks/ and its arguments
     "scores_prdc": "quality.scores prdc --rounds 1",
     "small_worlds": "plan.small_worlds",
     "step": "speed.step",
-    "record_loader": "data.record_loader",
+    "record_loader": "data.record_loader --turns 5",
     "reconstruction_speed": "speed.reconstruction --rounds 9",
     "super_resolution": "quality.reconstruction super-resolution --kimg 500 --settings device.threads=1",
     "survive": "comm.rank_loss",
