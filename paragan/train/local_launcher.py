@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -159,6 +160,9 @@ def _describe_killed(exit_codes: Sequence[int]) -> str:
 
 
 def _find_free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
+    """Return a free port, below those that the system gives to outgoing connections until rank 0 listens at it."""
+    for _ in range(100):
+        with contextlib.suppress(OSError), socket.socket() as s:
+            s.bind(("127.0.0.1", secrets.choice(range(10000, 20000))))
+            return s.getsockname()[1]
+    raise RunError("--ranks: no port from 10000 to 19999 is free on 127.0.0.1")
