@@ -127,11 +127,9 @@ class TurnSummary:
         for b in self._buffers:
             device = self._device_for(b)
             part = _to_float64(b.detach()).to(device)
-            if b in summed:
-                pass
-            elif self._replica.buffers != "first":
+            if b not in summed and self._replica.buffers == "mean":
                 part = part / self._size
-            elif not self._replica.world.is_main:
+            elif b not in summed and not self._replica.world.is_main:
                 part = torch.zeros_like(part)  # 0 times infinity is none
             parts.setdefault(device, []).append(part)
         group = self._replica.world.all_ranks.with_meter(self._replica.meter)

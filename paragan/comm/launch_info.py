@@ -181,13 +181,8 @@ def master_address(env: Mapping[str, str]) -> tuple[str, int]:
         UsageError: there is no MASTER_ADDR, or MASTER_PORT is no port.
     """
     launcher = _find_launcher(env)
-    is_mpirun = launcher is not None and launcher in MPIRUN
-    address = env.get("MASTER_ADDR", "")
-    if not address and launcher is not None and is_mpirun:
-        address = "127.0.0.1" if _is_one_host(env, launcher) else ""
-    elif not address:
-        address = _first_host(env.get("SLURM_STEP_NODELIST", ""))
-    if not address and is_mpirun:
+    address = env.get("MASTER_ADDR") or _default_address(env, launcher)
+    if not address and launcher in MPIRUN:
         raise UsageError(
             "MASTER_ADDR: is not set, and mpirun started ranks on several hosts. Use `mpirun -x MASTER_ADDR=HOST` of "
             "Open MPI or `mpirun -genv MASTER_ADDR HOST` of MPICH and Intel MPI, with the host of rank 0",
@@ -198,6 +193,13 @@ def master_address(env: Mapping[str, str]) -> tuple[str, int]:
     if not 0 < port < 65536:
         raise UsageError(f"MASTER_PORT={port}: must be between 1 and 65535", same_on_all_ranks=False)
     return address, port
+
+
+def _default_address(env: Mapping[str, str], launcher: LauncherVariables | None) -> str:
+    """Return the host of rank 0, as far as the launcher tells all ranks; empty if it does not."""
+    if launcher is not None and launcher in MPIRUN:
+        return "127.0.0.1" if _is_one_host(env, launcher) else ""
+    return _first_host(env.get("SLURM_STEP_NODELIST", ""))
 
 
 def _default_port(env: Mapping[str, str], launcher: LauncherVariables | None) -> int:

@@ -58,14 +58,8 @@ def rendezvous(launch_info: LaunchInfo, env: Mapping[str, str], timeout_s: float
         if not is_server:
             _await_server(address, port, timeout_s, check)
         before = open_sockets()
-        timeout = timedelta(seconds=timeout_s)
-        listener = _listen_on_loopback(address, port) if is_server else None
         store = call_with_timeout(
-            lambda: c10d.TCPStore(
-                *(address, port, launch_info.size, is_server, timeout),
-                wait_for_workers=False,
-                master_listen_fd=listener,
-            ),
+            lambda: _open_store(address, port, launch_info.size, is_server, timeout_s),
             timeout_s,
             f"a process listens at {address}:{port} (MASTER_ADDR:MASTER_PORT), but does not answer as rank 0 does, "
             f"says rank {launch_info.rank}. Use another MASTER_PORT",
@@ -87,11 +81,13 @@ def rendezvous(launch_info: LaunchInfo, env: Mapping[str, str], timeout_s: float
         ) from error
 
 
-def _listen_on_loopback(address: str, port: int) -> int | None:
-    """Return a socket that listens at a loopback address; None for another address: torch listens on all interfaces."""
-    if address not in ("127.0.0.1", "localhost"):
-        return None
-    return socket.create_server((address, port), backlog=2048).detach()
+def _open_store(address: str, port: int, size: int, is_server: bool, timeout_s: float) -> Any:
+    """Return torch's store. Rank 0 serves it at a loopback address alone if that is the address, else everywhere."""
+    listener = None
+    if is_server and address in ("127.0.0.1", "localhost"):
+        listener = socket.create_server((address, port), backlog=2048).detach()
+    timeout = timedelta(seconds=timeout_s)
+    return c10d.TCPStore(*(address, port, size, is_server, timeout), wait_for_workers=False, master_listen_fd=listener)
 
 
 def _claim_rank(store: Any, launch_info: LaunchInfo, address: str) -> None:

@@ -263,11 +263,13 @@ class World:
 
     @contextlib.contextmanager
     def _recording_sockets(self) -> Generator[None]:
-        """Count the connections that are made inside as those of groups. Those of the program's own stay untouched."""
+        """Record the connections that are opened inside the block as connections of groups."""
         before = open_sockets()
-        yield
-        new_sockets = set(filter(is_connected, open_sockets() - before))
-        self._group_sockets = self._group_sockets | new_sockets  # not in place: another thread may iterate over it
+        try:
+            yield
+        finally:
+            new_sockets = set(filter(is_connected, open_sockets() - before))
+            self._group_sockets = self._group_sockets | new_sockets  # not in place: another thread may iterate over it
 
     def all_gather_str(self, text: str, timeout_s: float | None = None) -> list[str]:
         """Gather a string of every rank, in rank order. Costs round trips to the store: not for use in a step.

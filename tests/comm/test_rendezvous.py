@@ -1,4 +1,4 @@
-"""How ranks find each other: names that do not resolve, and stores of other jobs."""
+"""Rendezvous of ranks: host names that do not resolve, and key-value stores of other jobs."""
 
 from __future__ import annotations
 

@@ -3,8 +3,8 @@
 For worlds whose ranks come and go, where a server may freeze while others read from it: here every request has a
 timeout, which torch's TCPStore does not promise. Values are short and clients are few.
 
-A connection begins with the secret of the server, which is part of its address: whoever was not told the address by a
-member is disconnected after at most MAX_SECRET_BYTES or SECRET_TIMEOUT_S.
+A connection has to begin with the secret of the server, which is part of its address. Without it, the connection is
+closed after at most MAX_SECRET_CHARS characters or SECRET_TIMEOUT_S seconds.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from typing import NamedTuple, TextIO
 
 from paragan.comm.process_group import POLL_S, CommunicationError, Store
 
-MAX_SECRET_BYTES = 64
+MAX_SECRET_CHARS = 64
 SECRET_TIMEOUT_S = 10.0
-MAX_STRANGERS = 64  # connections that have not said the secret yet; more are closed
+MAX_UNAUTHENTICATED = 64  # connections that have not sent the secret yet; further ones are closed
 MAX_LINE_CHARS = 1 << 20  # of a request
 
 
 class ServerAddress(NamedTuple):
-    """Where a `KVServer` listens, and the secret that its clients say first."""
+    """Address of a `KVServer`, and the secret with which a connection to it has to begin."""
 
     host: str
     port: int
@@ -42,7 +42,7 @@ class KVServer:
     def __init__(self, host: str):
         self._values: dict[str, str] = {}
         self._listener = socket.create_server((host, 0), backlog=128)
-        self._strangers = threading.BoundedSemaphore(MAX_STRANGERS)
+        self._unauthenticated = threading.BoundedSemaphore(MAX_UNAUTHENTICATED)
         self.address = ServerAddress(host, self._listener.getsockname()[1], secrets.token_hex(16))
         threading.Thread(target=self._accept_loop, daemon=True, name="kv-server").start()
 
@@ -72,7 +72,7 @@ class KVServer:
         while True:
             try:
                 connection, _ = self._listener.accept()
-                if not self._strangers.acquire(blocking=False):
+                if not self._unauthenticated.acquire(blocking=False):
                     connection.close()
                     continue
                 threading.Thread(target=self._serve, args=(connection,), daemon=True, name="kv-server").start()
@@ -85,10 +85,10 @@ class KVServer:
         """Answer requests, one JSON line each: [key, value to write or null] -> the value."""
         with contextlib.suppress(OSError, ValueError), connection, connection.makefile("rw", encoding="utf-8") as lines:
             try:
-                if not self._knows_secret(connection, lines):
+                if not self._authenticate(connection, lines):
                     return
             finally:
-                self._strangers.release()
+                self._unauthenticated.release()
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             while (line := lines.readline(MAX_LINE_CHARS)).endswith("\n"):
@@ -98,12 +98,12 @@ class KVServer:
                 lines.write(json.dumps(self._values.get(key)) + "\n")
                 lines.flush()
 
-    def _knows_secret(self, connection: socket.socket, lines: TextIO) -> bool:
+    def _authenticate(self, connection: socket.socket, lines: TextIO) -> bool:
         """Return whether the first line of a connection is the secret."""
         connection.settimeout(SECRET_TIMEOUT_S)
-        said = lines.readline(MAX_SECRET_BYTES).strip()
+        first_line = lines.readline(MAX_SECRET_CHARS).strip()
         connection.settimeout(None)
-        return hmac.compare_digest(said.encode(), self.address.secret.encode())
+        return hmac.compare_digest(first_line.encode(), self.address.secret.encode())
 
 
 class KVClient:

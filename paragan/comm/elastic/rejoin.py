@@ -40,7 +40,7 @@ class JoinRequest(NamedTuple):
 
     @property
     def address(self) -> ServerAddress:
-        """Where the store of the rank listens."""
+        """Address of the rank's store."""
         return ServerAddress(self.host, self.port, self.secret)
 
 

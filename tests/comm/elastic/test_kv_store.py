@@ -10,7 +10,14 @@ import time
 
 import pytest
 
-from paragan.comm.elastic.kv_store import MAX_LINE_CHARS, MAX_STRANGERS, KVClient, KVServer, PrefixStore, ServerAddress
+from paragan.comm.elastic.kv_store import (
+    MAX_LINE_CHARS,
+    MAX_UNAUTHENTICATED,
+    KVClient,
+    KVServer,
+    PrefixStore,
+    ServerAddress,
+)
 from paragan.comm.process_group import CommunicationError
 
 
@@ -61,7 +68,7 @@ def test_frozen_or_closed_server_fails_in_time():
     ],
     ids=["http", "write", "read", "bytes", "long", "other secret"],
 )
-def test_strangers_are_disconnected_without_an_answer(words, server):
+def test_connections_without_the_secret_are_closed_without_an_answer(words, server):
     server.set("a", "1")
     with socket.create_connection(server.address[:2]) as connection:
         connection.settimeout(5)
@@ -73,10 +80,10 @@ def test_strangers_are_disconnected_without_an_answer(words, server):
         assert client.get("a") == b"1"
 
 
-def test_many_strangers_are_closed_at_once(server):
+def test_too_many_unauthenticated_connections_are_closed(server):
     with contextlib.ExitStack() as stack:
         connections = [stack.enter_context(socket.create_connection(server.address[:2])) for _ in range(100)]
-        for connection in connections[MAX_STRANGERS:]:
+        for connection in connections[MAX_UNAUTHENTICATED:]:
             connection.settimeout(5)
             assert connection.recv(1) == b""
     with KVClient(server.address, 5) as client:
