@@ -6,8 +6,9 @@ BIN := .venv/bin
 train: .venv/installed
 	$(BIN)/paragan train digits
 
-# Tests of pages need Chromium, tests of launchers Slurm and Open MPI; they are skipped without them:
-# apt-get install --no-install-recommends chromium slurm-wlm munge openmpi-bin
+# Tests of pages need Chromium, tests of launchers Slurm and Open MPI, tests of servers nginx; they are
+# skipped without them:
+# apt-get install --no-install-recommends chromium slurm-wlm munge openmpi-bin nginx-light
 test: .venv/installed check
 	$(BIN)/python -m pytest -n 2
 

@@ -1,78 +1,64 @@
-"""Files of s3:// and of any other protocol of fsspec."""
+"""Files of any protocol of fsspec that is neither HTTP nor an object store."""
 
 from __future__ import annotations
 
 import asyncio
 import errno
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import fsspec
 from fsspec.registry import known_implementations
 
 from paragan.data.storage.filesystem import DirListing, is_litter
-from paragan.data.storage.http import PART_BYTES, short_response_error
-from paragan.data.storage.retry import FileStat, NotFoundError, PermanentError, Response, RetryableError
+from paragan.data.storage.retry import (
+    PART_BYTES,
+    FileStat,
+    NotFoundError,
+    PermanentError,
+    Response,
+    RetryableError,
+    short_response_error,
+)
 from paragan.data.storage.timeouts import run_in_thread, run_on_loop
 
 _VERSION_KEYS = ("ETag", "etag", "LastModified", "mtime", "modified", "updated", "created")
-_S3_PROTOCOLS = ("s3", "s3a")
-_NEEDS_S3FS = "s3:// needs a package: pip install 'paragan[s3]'"
-_CREDENTIALS_HINT = (
-    "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (or AWS_PROFILE), or for a public bucket FSSPEC_S3_ANON=true, "
-    "and check the bucket's name and AWS_ENDPOINT_URL"
-)
 
 
 class FsspecBackend:
     """A `StorageBackend` for a protocol of fsspec. Requests of protocols that are not asynchronous are sent one by
     one."""
 
-    def __init__(self, base_url: str, timeout_s: float):
+    def __init__(self, base_url: str):
         self.base_url = base_url
         self.protocol = base_url.partition("://")[0].lower()
         self._fsspec_fs: Any = None
         self._root = ""
         self._open_lock = threading.Lock()
         self._request_lock = threading.Lock()
-        self._fsspec_options: dict[str, Any] = {"use_listings_cache": False}
-        if self.protocol in _S3_PROTOCOLS:  # `retry` does the retries
-            self._fsspec_options["config_kwargs"] = {
-                "connect_timeout": timeout_s,
-                "read_timeout": timeout_s,
-                "retries": {"max_attempts": 0},
-                "max_pool_connections": 100,
-            }
         try:
             fsspec.get_filesystem_class(self.protocol)
         except ValueError:
             raise PermanentError(f"{self.protocol}:// is not known: use http://, https:// or s3://") from None
         except ImportError:
             hint = known_implementations.get(self.protocol, {}).get("err", "install what it needs")
-            raise PermanentError(
-                _NEEDS_S3FS if self.protocol in _S3_PROTOCOLS else f"it needs a package: {hint}"
-            ) from None
+            raise PermanentError(f"it needs a package: {hint}") from None
 
     def fetch(self, name: str, start: int, end: int | None, timeout_s: float) -> Response:
         """Read bytes `start` to `end`; None: the first PART_BYTES."""
         stop = start + PART_BYTES if end is None else end
         size = None
-        version = ""
         try:
-            if self.protocol in _S3_PROTOCOLS:
-                data, size, version = self._request(_s3_read_range, name, timeout_s, start=start, end=stop)
-            else:
-                data = self._request("cat_file", name, timeout_s, start=start, end=stop)
+            data = self._request("cat_file", name, timeout_s, start=start, end=stop)
         except _RangeBeyondEnd:
             data = b""
         if len(data) > stop - start:
             raise PermanentError("it ignores byte ranges and sends whole files: copy them to this machine first")
-        if size is None and len(data) < stop - start:
+        if len(data) < stop - start:
             size = self.stat(name, timeout_s).size
         if size is not None and start + len(data) < min(size, stop):
             raise short_response_error(len(data), stop - start)
-        return Response(data, FileStat(size, version))
+        return Response(data, FileStat(size))
 
     def stat(self, name: str, timeout_s: float) -> FileStat:
         """Return the size and version of a file."""
@@ -104,19 +90,14 @@ class FsspecBackend:
         """Make the fsspec file system at the first request: some protocols connect, so it may fail and be retried."""
         with self._open_lock:
             if self._fsspec_fs is None:
-                fsspec_fs, self._root = fsspec.url_to_fs(self.base_url, **self._fsspec_options)
-                if self.protocol in _S3_PROTOCOLS:
-                    fsspec_fs.retries = 1
-                self._fsspec_fs = fsspec_fs
+                self._fsspec_fs, self._root = fsspec.url_to_fs(self.base_url, use_listings_cache=False)
             return self._fsspec_fs
 
-    def _request(self, method: str | Callable[..., Any], name: str, timeout_s: float, **options: Any) -> Any:
-        """Call a method of the fsspec file system, or a coroutine function that takes it, with a timeout."""
+    def _request(self, method: str, name: str, timeout_s: float, **options: Any) -> Any:
+        """Call a method of the fsspec file system with a timeout."""
         try:
             fsspec_fs = self._fsspec_fs or run_in_thread(self._connect, timeout_s)
             path = self._path(name)
-            if not isinstance(method, str):
-                return run_on_loop(method(fsspec_fs, path, **options), timeout_s)
             if fsspec_fs.async_impl:
                 return run_on_loop(getattr(fsspec_fs, f"_{method}")(path, **options), timeout_s)
 
@@ -128,26 +109,11 @@ class FsspecBackend:
         except (RetryableError, NotFoundError, PermanentError):
             raise
         except Exception as error:
-            raise _translate_error(error, self.protocol) from None
+            raise _translate_error(error) from None
 
 
 class _RangeBeyondEnd(Exception):
     """The range begins at or after the end of the file."""
-
-
-async def _s3_read_range(fsspec_fs: Any, path: str, start: int, end: int) -> tuple[bytes, int | None, str]:
-    """Return bytes of an object, its size and its version. `cat_file` of s3fs does not tell the version."""
-    bucket, key, version = fsspec_fs.split_path(path)
-    options = {"VersionId": version} if version else {}
-    response = await fsspec_fs._call_s3(
-        "get_object", Bucket=bucket, Key=key, Range=f"bytes={start}-{end - 1}", **options
-    )
-    try:
-        data = await response["Body"].read()
-    finally:
-        response["Body"].close()
-    size = response.get("ContentRange", "").rpartition("/")[2]
-    return data, int(size) if size.isdigit() else None, response.get("ETag", "")
 
 
 def _to_file_stat(info: dict[str, Any]) -> FileStat:
@@ -155,21 +121,15 @@ def _to_file_stat(info: dict[str, Any]) -> FileStat:
     return FileStat(info.get("size"), version)
 
 
-def _translate_error(error: Exception, protocol: str) -> Exception:
+def _translate_error(error: Exception) -> Exception:
     """Return one of our errors for an exception of fsspec or of a library below it."""
     error_name = type(error).__name__
     text = " ".join(str(error).split())[:200]
-    hint = _CREDENTIALS_HINT if protocol in _S3_PROTOCOLS else "check the credentials"
     if isinstance(error, FileNotFoundError):
-        code = getattr(error.__cause__, "response", {}).get("Error", {}).get("Code")
-        return PermanentError(f"there is no such bucket: {hint}") if code == "NoSuchBucket" else NotFoundError("404")
+        return NotFoundError("404")
     if isinstance(error, PermissionError):
-        return PermanentError(f"it denies access ({text}): {hint}")
-    if error_name in ("NoCredentialsError", "PartialCredentialsError", "ProfileNotFound", "TokenRetrievalError"):
-        return PermanentError(f"no credentials: {hint}")
-    if error_name in ("ParamValidationError", "InvalidBucketName") or isinstance(
-        error, (NotImplementedError, TypeError)
-    ):
+        return PermanentError(f"it denies access ({text}): check the credentials")
+    if isinstance(error, (NotImplementedError, TypeError)):
         return PermanentError(f"it does not support this request ({text}): check the address")
     if isinstance(error, IsADirectoryError):
         return PermanentError("this is a folder: give its address with a / at its end")

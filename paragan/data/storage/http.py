@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import email.utils
+import os
 import re
 import time
 from collections.abc import Awaitable, Callable
@@ -16,10 +17,18 @@ import fsspec
 from yarl import URL
 
 from paragan.data.storage.filesystem import DirListing, is_litter
-from paragan.data.storage.retry import FileStat, NotFoundError, PermanentError, Response, RetryableError
-from paragan.data.storage.timeouts import run_on_loop
+from paragan.data.storage.http_ranges import HttpRangeReader
+from paragan.data.storage.retry import (
+    PART_BYTES,
+    FileStat,
+    NotFoundError,
+    PermanentError,
+    Response,
+    RetryableError,
+    short_response_error,
+)
+from paragan.data.storage.timeouts import run_on_loop, timeout_error
 
-PART_BYTES = 2 * 2**20  # of a large file, per request
 MAX_RESPONSE_BYTES = 2**28  # limit of a response whose length the server chose
 
 _URL_SAFE = "/!$&'()*+,;=:@~"  # not escaped in the path of an address
@@ -38,12 +47,16 @@ T = TypeVar("T")
 class HttpBackend:
     """A `StorageBackend` for http:// and https://. Connections stay open and are shared by all threads.
 
+    Ranges come from obstore where that can read them (http_ranges.py); everything else from aiohttp, which tells why
+    there was no answer, and how long to wait.
+
     Args:
         base_url: address of the folder, without a trailing /.
         query: is appended to every address, such as a signature.
+        timeout_s: of most requests.
     """
 
-    def __init__(self, base_url: str, query: str = ""):
+    def __init__(self, base_url: str, query: str = "", timeout_s: float = 10.0):
         self.query = f"?{query}" if query else ""
         try:
             url = URL(base_url)
@@ -54,13 +67,26 @@ class HttpBackend:
         if not host:
             raise PermanentError("the address has no host: check it")
         proxy = None if proxy_bypass(host) else getproxies().get(url.scheme)
-        settings = {"proxy": proxy, "headers": {"Accept-Encoding": "identity", "User-Agent": "paragan"}}
+        self._settings = {"proxy": proxy, "headers": {"Accept-Encoding": "identity", "User-Agent": "paragan"}}
+        self._connect()
+        self._range_reader = HttpRangeReader.make(self.base_url, self.query, timeout_s)
+
+    def _connect(self) -> None:
+        self._pid = os.getpid()
         self.fsspec_fs = fsspec.filesystem(  # closes the session at exit
-            "http", get_client=_make_session, client_kwargs=settings, skip_instance_cache=True
+            "http", get_client=_make_session, client_kwargs=self._settings, skip_instance_cache=True
         )
 
     def fetch(self, name: str, start: int, end: int | None, timeout_s: float) -> Response:
         """Read bytes `start` to `end`; None: the first PART_BYTES, or all if the server ignores ranges."""
+        reader = self._range_reader
+        if reader and end is not None and timeout_s >= reader.timeout_s:
+            begin = time.monotonic()
+            if response := reader.fetch(name, start, end):
+                return response
+            timeout_s -= time.monotonic() - begin
+            if timeout_s <= 0:
+                raise timeout_error(reader.timeout_s)
 
         async def handle_response(response: aiohttp.ClientResponse) -> Response:
             if response.status == 416:
@@ -110,6 +136,9 @@ class HttpBackend:
         timeout_s: float,
         **headers: str,
     ) -> T:
+        if self._pid != os.getpid():  # forked: the connections are those of the other process
+            self._connect()
+
         async def send() -> T:
             session: Any = await self.fsspec_fs.set_session()
             async with session.get(URL(url, encoded=True), headers=headers) as response:
@@ -239,8 +268,3 @@ async def _read_body(response: aiohttp.ClientResponse, max_bytes: int) -> bytes:
             return bytes(data)
         data += chunk
     raise RetryableError(f"it sent more than the requested {max_bytes:,} bytes")
-
-
-def short_response_error(received: int, requested: int) -> RetryableError:
-    """Return the error for a response with too few bytes."""
-    return RetryableError(f"it sent {received:,} of the requested {requested:,} bytes")

@@ -1,4 +1,4 @@
-"""Files behind an address: https://, s3://, and other protocols of fsspec.
+"""Files behind an address: https://, object stores, and other protocols of fsspec.
 
 Versions of a file are never mixed: a file keeps the version (ETag or date, and size) that was read first. A response of
 another version raises an error that names the file.
@@ -21,9 +21,10 @@ from paragan.data.source import IMAGE_FORMATS, DecodeError
 from paragan.data.storage.disk_cache import DiskCache
 from paragan.data.storage.filesystem import DirListing, FileSystem, RemoteOptions, printable, redact
 from paragan.data.storage.fsspec_backend import FsspecBackend
-from paragan.data.storage.http import PART_BYTES, HttpBackend
+from paragan.data.storage.http import HttpBackend
 from paragan.data.storage.local import truncated_error
-from paragan.data.storage.retry import FileStat, PermanentError, StorageBackend, retry
+from paragan.data.storage.object_store import SCHEMES, ObjectStore
+from paragan.data.storage.retry import PART_BYTES, FileStat, PermanentError, StorageBackend, retry
 
 FIRST_CONTACT_RETRY_S = 20.0  # for a server that has never answered: its address may be wrong
 READ_BLOCK_BYTES = 2**20  # of an open file, per request
@@ -61,6 +62,14 @@ def _is_http(location: str) -> bool:
     return location.lower().startswith(("http://", "https://"))
 
 
+def _make_backend(base_url: str, query: str, timeout_s: float) -> StorageBackend:
+    if _is_http(base_url):
+        return HttpBackend(base_url, query, timeout_s)
+    if base_url.partition("://")[0].lower() in SCHEMES:
+        return ObjectStore(base_url, timeout_s)
+    return FsspecBackend(base_url)
+
+
 class RemoteFileSystem:
     """A `FileSystem` over a folder of a server, with a cache on disk.
 
@@ -83,11 +92,7 @@ class RemoteFileSystem:
         self.file_stats: dict[str, FileStat] = {}  # by name: from listings and `stat`
         self._first_stats: dict[str, FileStat] = {}  # by name: of the first response with data
         try:
-            self.backend: StorageBackend = (
-                HttpBackend(self.base_url, query)
-                if _is_http(base_url)
-                else FsspecBackend(self.base_url, options.timeout_s)
-            )
+            self.backend = _make_backend(self.base_url, query, options.timeout_s)
         except PermanentError as error:
             raise UsageError(redact(f"data: {self.location}: {error}")) from None
         self._has_answered = False

@@ -17,6 +17,7 @@ from paragan.core.errors import RunError, UsageError
 from paragan.data.source import DecodeError
 from paragan.data.storage.filesystem import DirListing, RemoteOptions, redact
 
+PART_BYTES = 2 * 2**20  # of a large file, per request
 FIRST_DELAY_S = 0.1  # after the first failure; doubles with every other one
 MAX_DELAY_S = 10.0
 MIN_TIMEOUT_S = 1.0  # of the last request, however little time is left for retries
@@ -63,6 +64,11 @@ class NotFoundError(Exception):
 
 class PermanentError(Exception):
     """The server will never answer this request. The message is the reason and what to do."""
+
+
+def short_response_error(received: int, requested: int) -> RetryableError:
+    """Return the error for a response with too few bytes."""
+    return RetryableError(f"it sent {received:,} of the requested {requested:,} bytes")
 
 
 class StorageBackend(Protocol):

@@ -37,7 +37,7 @@ def run_on_loop(request: Coroutine[Any, Any, T], timeout_s: float) -> T:
         if not is_done:
             loop.call_soon_threadsafe(lambda: tasks[0].cancel())
     if not is_done:
-        raise _timeout_error(timeout_s)
+        raise timeout_error(timeout_s)
     if tasks[0].cancelled():  # CancelledError is not an `Exception` and would end the calling thread
         raise RetryableError("its connection was closed by this program")
     return tasks[0].result()
@@ -59,9 +59,10 @@ def run_in_thread(request: Callable[[], T], timeout_s: float) -> T:
     threading.Thread(target=run, daemon=True).start()
     done, _ = wait([future], timeout_s)
     if not done:
-        raise _timeout_error(timeout_s)
+        raise timeout_error(timeout_s)
     return future.result()
 
 
-def _timeout_error(timeout_s: float) -> RetryableError:
+def timeout_error(timeout_s: float) -> RetryableError:
+    """Return the error of a request that took too long."""
     return RetryableError(f"no full response within {timeout_s:.3g} s")
