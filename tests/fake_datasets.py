@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import struct
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -76,34 +75,3 @@ def open_error(where, **options) -> str:
 
 def dataset_json(names, labels) -> str:
     return json.dumps({"labels": [[name, int(label)] for name, label in zip(names, labels, strict=True)]})
-
-
-def pickle_python2(value) -> bytes:
-    """A pickle as Python 2's cPickle wrote CIFAR: protocol 2, texts as BINSTRING, arrays by _reconstruct."""
-    return b"\x80\x02" + _pickle_python2_value(value) + b"."
-
-
-def _pickle_python2_value(value) -> bytes:
-    if isinstance(value, dict):
-        return (
-            b"}("
-            + b"".join(_pickle_python2_value(key) + _pickle_python2_value(one) for key, one in value.items())
-            + b"u"
-        )
-    if isinstance(value, list):
-        return b"](" + b"".join(map(_pickle_python2_value, value)) + b"e"
-    if isinstance(value, str):
-        return _binstring(value.encode())
-    if isinstance(value, int):
-        return b"J" + struct.pack("<i", value)
-    assert isinstance(value, np.ndarray)
-    code, order = value.dtype.str[1:], value.dtype.str[:1]
-    shape = b"(" + b"".join(map(_pickle_python2_value, value.shape)) + b"t"
-    kind = b"cnumpy\ndtype\n" + _binstring(code.encode()) + b"K\x00K\x01\x87R(K\x03" + _binstring(order.encode())
-    kind += b"NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
-    build = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85U\x01b\x87R"
-    return build + b"(K\x01" + shape + kind + b"\x89" + _binstring(value.tobytes()) + b"tb"
-
-
-def _binstring(data: bytes) -> bytes:
-    return b"T" + struct.pack("<i", len(data)) + data

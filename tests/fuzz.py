@@ -9,7 +9,6 @@ from __future__ import annotations
 import faulthandler
 import io
 import json
-import pickle
 import random
 import resource
 import shutil
@@ -266,41 +265,6 @@ def write_h5(rng: Rng, folder: Path) -> Path:
     return write_file(folder / rng.choice(("a.h5", "a.hdf5")), mutate(rng, make_h5(**options)))
 
 
-def write_pickles(rng: Rng, folder: Path) -> Path:
-    rows = np.zeros((6, 3072), np.uint8)
-    batch = {"data": rows, "labels": LABELS, "fine_labels": LABELS}
-    if rng.random() < 0.1:
-        batch["trap"] = PickleTrap(folder.parent / "sprung")  # pyright: ignore[reportArgumentType]
-    protocol = rng.randrange(7)
-    data = (
-        fake_datasets.pickle_python2(batch)
-        if protocol == 6 and "trap" not in batch
-        else pickle.dumps(batch, min(protocol, 5))
-    )
-    meta = pickle.dumps({"label_names": ["a", "b", "c"]}, 2)
-    small = data.find(bytes(3000))  # the pixels are dull: most damage goes around them
-    head, tail = data[: max(0, small)], data[max(0, small) + 3000 :]
-    ten = rng.random() < 0.5
-    data = rng.choice((mutate(rng, head) + bytes(3000) + tail, head + bytes(3000) + mutate(rng, tail)))
-    write_file(folder / ("data_batch_1" if ten else "train"), data)
-    write_file(folder / ("batches.meta" if ten else "meta"), mutate(rng, meta) if rng.random() < 0.3 else meta)
-    return folder
-
-
-def write_pickle_programs(rng: Rng, folder: Path) -> Path:
-    """Pickles of random opcodes, with calls among them."""
-    pieces = [
-        *(b"}", b"]", b")", b"(", b"t", b"\x85", b"\x86", b"\x87", b"R", b"b", b"s", b"u", b"a", b"e", b"N", b"\x88"),
-        *(b"K\x05", b"J\xff\xff\xff\x7f", b"U\x04data", b"U\x02u1", b"q\x01", b"h\x01", b"\x94", b"cnumpy\ndtype\n"),
-        *(b"cnumpy\nndarray\n", b"cnumpy.core.multiarray\n_reconstruct\n", b"c_codecs\nencode\n", b"cos\nsystem\n"),
-        *(b"\x8c\x03abc", b"\x93", b"\x81", b"\x92", b"r\xff\xff\xff\xff", b"T\xff\xff\xff\x7f", b"\x8a\x02\x01\x02"),
-    ]
-    body = b"".join(rng.choice(pieces) for _ in range(rng.randrange(1, 40)))
-    start = rng.choice((b"\x80\x02", b"\x80\x04", b"\x80\x02}U\x04data", b""))
-    write_file(folder / "data_batch_1", start + body + rng.choice((b".", b"s.", b"")))
-    return folder
-
-
 def write_tar(rng: Rng, folder: Path) -> Path:
     form = rng.choice((tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT))
     members = rng.choice((MEMBERS, LONG_NAME_MEMBERS, [("../../up.png", PNGS[0]), ("/etc/passwd.png", PNGS[1])]))
@@ -391,9 +355,7 @@ CASES: dict[str, tuple[Callable[[Rng, Path], Path], int]] = {
     "zip": (write_zip, 1400),
     "listing": (write_dataset_json, 600),
     "hdf5": (write_h5, 1200),
-    "pickle": (write_pickles, 700),
-    "program": (write_pickle_programs, 500),
-    "tar": (write_tar, 1000),
+    "tar": (write_tar, 2200),
     "index": (write_tar_index, 400),
     "arrow": (write_arrow, 300),
     "folder": (write_mixed_folder, 300),

@@ -10,7 +10,6 @@ from urllib.parse import quote
 from paragan.core.errors import RunError, UsageError
 from paragan.data.formats import hdf5_records, npz_records
 from paragan.data.formats.array import load_digits
-from paragan.data.formats.cifar import is_cifar, open_cifar
 from paragan.data.formats.class_labels import no_label_key_error
 from paragan.data.formats.dataset_json import DATASET_JSON, is_image, open_labelled_folder
 from paragan.data.formats.hdf5 import open_hdf5
@@ -43,7 +42,7 @@ from paragan.data.storage.open_location import open_location
 
 SOURCE_FORMATS_HINT = (
     "`digits`, an .npz, .npy, .zip or .h5, .tar shards (shard-*.tar, shard-{000..012}.tar), or a folder: of images "
-    f"({', '.join(IMAGE_FORMATS)}), of a folder for each class, of tars, of CIFAR, "
+    f"({', '.join(IMAGE_FORMATS)}), of a folder for each class, of tars, "
     "or one that Hugging Face `datasets` saved"
 )
 
@@ -185,8 +184,11 @@ def _open_folder(fs: FileSystem, location: str, opening: Opening, outer: tuple[O
                 "as 0001.cls. Write them so, or use --data.labels=false"
             )
         return source
-    if is_cifar(listing):
-        return open_cifar(fs, listing, labels=_without_key(labels, fs.location))
+    if "data_batch_1" in listing.files or {"train", "meta"} <= listing.files.keys():
+        raise UsageError(
+            f"data: {fs.location}: CIFAR in pickles, which are never loaded, since that can run code. Use an npz: "
+            "np.savez('cifar.npz', images=x.data, labels=x.targets, classes=x.classes) of torchvision's x=CIFAR10(...)"
+        )
     is_outer = len(listing.folders) == 1 and not any(map(is_image, listing.files))
     if is_outer and len(outer) < MAX_OUTER_FOLDERS:
         (folder,) = listing.folders

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import io
+import re
 import subprocess
 import sys
 import tarfile
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import h5py
 import numpy as np
 import pytest
 
+from advice import advises
 from fake_datasets import FakeRemoteFileSystem, encode_image, open_error, random_images, read_all_pixels
 from paragan.data.open_source import open_source
 from paragan.data.storage import remote as remote_storage
@@ -60,8 +63,28 @@ def test_a_name_that_looks_like_a_pattern_but_exists_is_that_file(tmp_path):
 def test_the_formats_are_named_in_one_line(tmp_path):
     (tmp_path / "a.rar").write_text("")
     message = open_error(tmp_path / "a.rar")
-    for word in ("digits", ".npz", ".zip", ".h5", "shard-{000..012}.tar", ".webp", "CIFAR", "Hugging Face"):
+    for word in ("digits", ".npz", ".zip", ".h5", "shard-{000..012}.tar", ".webp", "Hugging Face"):
         assert word in message
+
+
+@pytest.mark.parametrize("files", [("data_batch_1", "batches.meta"), ("train", "test", "meta")])
+def test_cifar_in_pickles_is_written_as_an_npz(tmp_path, monkeypatch, files):
+    for name in files:
+        (tmp_path / name).write_bytes(b"\x80\x02cos\nsystem\nU\x04true\x85R.")
+    with advises(
+        f"data: {tmp_path}: CIFAR in pickles, which are never loaded, since that can run code. Use an npz: "
+        "np.savez('cifar.npz', images=x.data, labels=x.targets, classes=x.classes) of torchvision's x=CIFAR10(...)"
+    ):
+        open_source(str(tmp_path))
+    x = SimpleNamespace(data=random_images(6, 32), targets=[1, 0, 1, 0, 1, 0], classes=["cat", "dog"])
+    call = re.search(r"np\.savez\(.*?\)", open_error(tmp_path))
+    assert call
+    monkeypatch.chdir(tmp_path)
+    eval(call[0], {"np": np, "x": x})
+    source = open_source("cifar.npz")
+    assert (read_all_pixels(source) == x.data).all()
+    assert source.labels is not None
+    assert (source.labels.tolist(), source.classes) == (x.targets, ("cat", "dog"))
 
 
 def test_what_is_slow_to_import_is_imported_where_it_is_needed():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-import struct
+import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -15,9 +15,7 @@ READ_CHUNK_BYTES = 2**22
 _MAX_HEADER_BYTES = 2**20  # of a long name, or of extended attributes
 
 _ZERO_BLOCK = bytes(BLOCK_BYTES)
-_REGULAR_TYPES = b"0\x007"
-_LINK_TYPES = b"12"
-_NO_DATA_TYPES = b"3456"  # devices, folders, pipes: headers without data
+_NO_DATA_TYPES = b"123456"  # links, devices, folders, pipes: headers without data
 _PAX_LENGTH = re.compile(rb"(\d{1,7}) ")
 
 
@@ -64,6 +62,9 @@ class SequentialReader:
 def iter_members(file: SequentialReader) -> Iterator[TarMember]:
     """Yield the regular files of a tar, in order. Links, folders and devices are skipped.
 
+    The standard library parses headers, but not extended ones: it reads them whatever their size, takes a size that is
+    no number for 0, and may stop at a damaged record without an error.
+
     Raises:
         UsageError: the tar is damaged, truncated, or has an unsupported member.
     """
@@ -78,30 +79,38 @@ def iter_members(file: SequentialReader) -> Iterator[TarMember]:
             )
         if header == _ZERO_BLOCK:
             return
-        member_type = header[156:157]
-        length = _parse_number(header[124:136])
-        if length is None or not _is_checksum(_parse_number(header[148:156]), header):
-            raise _corrupt_error(file, offset, "there is no header of a tar")
+        info = _parse_header(file, offset, header)
+        length = info.size
         data_offset = offset + BLOCK_BYTES
-        if member_type in _REGULAR_TYPES and size is not None:
+        if info.isreg() and size is not None:
             length = size
-        if member_type in _LINK_TYPES or member_type in _NO_DATA_TYPES:
+        if info.type in _NO_DATA_TYPES:
             length = 0
         if length > file.size - data_offset:
             raise _corrupt_error(file, offset, f"a member of {length:,} bytes is not complete: the file was truncated")
-        if member_type in b"LKxXg":
+        if info.type in b"LKxXg":
             if length > _MAX_HEADER_BYTES:
                 raise _corrupt_error(file, offset, f"an extended header takes {length:,} bytes")
             data = file.read(data_offset, length)
-            name, size = _parse_extended_header(file, offset, member_type, data, name, size)
+            name, size = _parse_extended_header(file, offset, info.type, data, name, size)
         else:
-            if member_type == b"S":
+            if info.type == tarfile.GNUTYPE_SPARSE:
                 raise _sparse_error(file, offset)
-            if member_type in _REGULAR_TYPES:
-                yield TarMember(_member_name(header) if name is None else name, data_offset, length)
+            if info.isreg():
+                yield TarMember(_member_name(info, header) if name is None else name, data_offset, length)
             name = None
             size = None
         offset = data_offset + -(-length // BLOCK_BYTES) * BLOCK_BYTES
+
+
+def _parse_header(file: SequentialReader, offset: int, header: bytes) -> tarfile.TarInfo:
+    try:
+        info = tarfile.TarInfo.frombuf(header, "utf8", "surrogateescape")
+    except tarfile.HeaderError:
+        raise _corrupt_error(file, offset, "there is no header of a tar") from None
+    if info.size < 0:  # a number to base 256 has a sign
+        raise _corrupt_error(file, offset, "there is no header of a tar")
+    return info
 
 
 def _parse_extended_header(
@@ -139,25 +148,9 @@ def _parse_pax(file: SequentialReader, offset: int, data: bytes) -> dict[bytes, 
     return attributes
 
 
-def _parse_number(field: bytes) -> int | None:
-    """Parse octal text, or base 256 after a first byte of 0x80; None if it is neither."""
-    if field[0] == 0x80:
-        return int.from_bytes(field[1:], "big")
-    text = field.split(b"\0")[0].strip()
-    return int(text or b"0", 8) if re.fullmatch(rb"[0-7]*", text) else None
-
-
-def _is_checksum(value: int | None, header: bytes) -> bool:
-    """Return whether `value` is the checksum of a header: of unsigned bytes (the standard), or of signed bytes (old
-    writers)."""
-    others = header[:148] + b" " * 8 + header[156:]
-    return value is not None and (value == sum(others) or value == sum(struct.unpack("512b", others)))
-
-
-def _member_name(header: bytes) -> str:
-    name = _decode_text(header[:100])
-    prefix = _decode_text(header[345:500])
-    return f"{prefix}/{name}" if prefix and header[257:263] == b"ustar\0" else name
+def _member_name(info: tarfile.TarInfo, header: bytes) -> str:
+    """Return the name in a header. Where it is not of POSIX, other fields stand in the place of the prefix."""
+    return info.name if header[257:263] == b"ustar\0" else _decode_text(header[:100])
 
 
 def _decode_text(data: bytes) -> str:

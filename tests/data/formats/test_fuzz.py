@@ -47,7 +47,7 @@ def test_damaged_files_give_one_line(blocks, name):
     assert block["many_wrong"] == 0, "\n".join(block["wrong"])
     assert block["count"] == fuzz.CASES[name][1]
     assert block["made"] == []  # no file anywhere else, and no trap was sprung
-    assert len(block["ends"]) > (name != "program")  # some were fine, so the damage was of the right size
+    assert len(block["ends"]) > 1  # some were fine, so the damage was of the right size
     assert block["peak_mb"] < 2048
 
 
