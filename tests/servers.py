@@ -151,6 +151,8 @@ class FaultyRequest(BaseHTTPRequestHandler):
             else:
                 self.serve()
 
+    do_HEAD = do_PUT = do_GET  # noqa: N815
+
     def requested_range(self) -> tuple[bytes, int, int]:
         """Return the file, and the first and the end of the requested bytes."""
         data = self.server.files[self.path.partition("?")[0]]
@@ -183,7 +185,8 @@ class FaultyRequest(BaseHTTPRequestHandler):
         for key, value in {**default_headers, **(headers or {})}.items():
             self.send_header(key, value)
         self.end_headers()
-        self.wfile.write(data)
+        if self.command != "HEAD":
+            self.wfile.write(data)
         if claimed_length is not None:
             self.reset_connection()
 

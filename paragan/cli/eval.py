@@ -19,6 +19,7 @@ from paragan.cli.common import (
     check_truncation,
     count_ranks,
     is_launched,
+    local_folder,
     run_in_world,
     select_device,
     without_ranks_option,
@@ -57,7 +58,12 @@ def add_eval_command(commands: Any) -> None:
         commands, "eval", _eval, "score a trained model, or one set of images against another", HELP, EXAMPLES
     )
     p.set_defaults(parser=p)
-    p.add_argument("run_dir", metavar="RUN_DIR", nargs="?", help="a run folder; or a model folder, with --data")
+    p.add_argument(
+        "run_dir",
+        metavar="RUN_DIR",
+        nargs="?",
+        help="a run folder; or a model folder, with --data",
+    )
     p.add_argument(
         "--metrics", metavar="fd,kid,prdc", help="the scores to compute (default: those of the run; fd,kid,prdc)"
     )
@@ -111,6 +117,7 @@ def _eval(options: argparse.Namespace, rest: list[str], arguments: list[str]) ->
     if options.reals is not None:
         return eval_sets(options, options.parser, arguments)
     check_options_of_runs(options)
+    options.run_dir = local_folder(options.run_dir)
     truncations = _parse_truncations(options.truncation)
     folder, run = resolve_scored_run(Path(options.run_dir), options.data)
     seed = run.seed if options.seed is None else options.seed

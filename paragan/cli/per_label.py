@@ -8,7 +8,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from paragan.cli.common import add_command, check_no_extra_arguments, check_seed, parse_settings, with_absolute_paths
+from paragan.cli.common import (
+    add_command,
+    check_no_extra_arguments,
+    check_seed,
+    local_folder,
+    parse_settings,
+    with_absolute_paths,
+)
 from paragan.cli.train import train_on_ranks
 from paragan.core.errors import UsageError
 
@@ -60,7 +67,7 @@ def _status(options: argparse.Namespace, rest: list[str], arguments: list[str]) 
     from paragan.train.per_label.status import format_status
 
     check_no_extra_arguments(rest)
-    sys.stdout.write(f"{format_status(Path(options.run_dir))}\n")
+    sys.stdout.write(f"{format_status(Path(local_folder(options.run_dir)))}\n")
     return 0
 
 

@@ -14,7 +14,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paragan.cli.common import add_command, add_nets_option, check_no_extra_arguments, check_writable
+from paragan.cli.common import (
+    add_command,
+    add_nets_option,
+    check_no_extra_arguments,
+    check_writable,
+    local_folder,
+)
 from paragan.core.errors import UsageError
 from paragan.data.storage.filesystem import is_url
 
@@ -49,7 +55,7 @@ def _report(options: argparse.Namespace, rest: list[str], arguments: list[str]) 
     from paragan.train.run_dir import require_current_format
 
     check_no_extra_arguments(rest)
-    folders = [Path(name) for name in options.run_dirs]
+    folders = [Path(local_folder(name)) for name in options.run_dirs]
     out = Path(options.out) if options.out else None
     if out and out.suffix.lower() not in (".html", ".htm"):
         raise UsageError(f"--out {out}: not an HTML file. Use a name that ends in .html")

@@ -9,14 +9,21 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paragan.cli.common import add_command, add_nets_option, check_no_extra_arguments, check_seed, check_truncation
+from paragan.cli.common import (
+    add_command,
+    add_nets_option,
+    check_no_extra_arguments,
+    check_seed,
+    check_truncation,
+    local_folder,
+)
 from paragan.core.errors import UsageError
 
 if TYPE_CHECKING:
     from paragan.models.model import Model
     from paragan.nets import Spec
 
-MODEL_HELP = "a run folder, a model folder, RUN_DIR/best, or user/name on the Hugging Face hub"
+MODEL_HELP = "a run folder, a model folder, RUN_DIR/best, s3://bucket/run, or user/name on the Hugging Face hub"
 
 EXAMPLES = """examples:
   paragan sample runs/00000-* --labels 3,7 --out grid.png            or samples.npz, or a folder
@@ -135,6 +142,7 @@ def load_model_from_options(options: argparse.Namespace) -> Model:
     """Load the model that a command names (options `run_dir`, `nets`, `data`)."""
     from paragan.models.load import load
 
+    options.run_dir = local_folder(options.run_dir)
     return load(options.run_dir, nets=options.nets, dataset=load_conditioning_data(options, Path(options.run_dir)))
 
 

@@ -20,6 +20,7 @@ from paragan.cli.common import (
     check_no_extra_arguments,
     count_ranks,
     is_launched,
+    local_folder,
     parse_settings,
     read_run_file_or_recipe,
     run_in_world,
@@ -107,7 +108,7 @@ def add_train_command(commands: Any) -> None:
     p.add_argument("--mirror", action="store_const", const="true", help="also train on flipped images")
     p.add_argument("--init-from", metavar="MODEL", help="start from the model of another run")
     p.add_argument("--outdir", default="runs", metavar="DIR", help="where to create numbered run folders (runs)")
-    p.add_argument("--run-dir", metavar="DIR", help="use exactly this run folder")
+    p.add_argument("--run-dir", metavar="DIR", help="use exactly this run folder; or s3://bucket/run, gs://, az://")
     p.add_argument("--resume", default="auto", metavar="auto|never|PATH", help="PATH: the run folder to resume (auto)")
     p.add_argument("--ranks", type=int, metavar="N", help="start N processes on this machine")
     p.add_argument("-n", "--dry-run", action="store_true", help="show the resolved run and its cost; train nothing")
@@ -129,6 +130,7 @@ def _train(options: argparse.Namespace, rest: list[str], arguments: list[str]) -
 
 def resolve_run(options: argparse.Namespace, rest: list[str]) -> tuple[Run, RunDirRequest, list[str]]:
     """Return the run that a `train` command asks for, its run folder, and the reasons for chosen settings."""
+    from paragan.data.storage.object_folder import is_object_address
     from paragan.recipes import build_run
     from paragan.train.run_dir import require_run_dir
     from paragan.train.run_dir_selection import RunDirRequest
@@ -137,6 +139,8 @@ def resolve_run(options: argparse.Namespace, rest: list[str]) -> tuple[Run, RunD
     for name, field in SHORTHANDS.items():
         if (value := getattr(options, name)) is not None:
             overrides.append((field, value))
+    if options.init_from:
+        options.init_from = local_folder(options.init_from)
     for name, field in STRING_SHORTHANDS.items():
         if value := getattr(options, name):
             overrides.append((field, json.dumps(value)))
@@ -145,15 +149,34 @@ def resolve_run(options: argparse.Namespace, rest: list[str]) -> tuple[Run, RunD
     if any(field.partition(".")[0] == "strategy" for field, _ in overrides):
         base = {**base, "auto_choice": {}}  # it was about another strategy
     run, reasons = build_run(base, overrides, options.policy, options.batch_scaling)
-    run_dir = Path(options.run_dir) if options.run_dir else None
+    run_dir, address = parse_run_dir(options.run_dir, "--run-dir")
+    if is_object_address(options.outdir):
+        raise UsageError(
+            f"--outdir {options.outdir}: numbered folders are of this machine. Use --run-dir s3://bucket/NAME"
+        )
+    if address and run.per_label:
+        raise UsageError(
+            f"--run-dir {address}: workers of --strategy per-label share a folder. Use one on a shared disk"
+        )
     if options.resume not in ("auto", "never"):
         if run_dir:
             raise UsageError("--resume PATH: --run-dir names a run folder too. Use one of them")
+        run_dir, address = parse_run_dir(options.resume, "--resume")
         try:
-            run_dir = require_run_dir(Path(options.resume))
+            run_dir = run_dir if address else require_run_dir(Path(options.resume))
         except UsageError as error:  # other ranks may see it
             raise UsageError(str(error), same_on_all_ranks=False) from error
-    return with_absolute_paths(run), RunDirRequest(Path(options.outdir), run_dir, options.resume), reasons
+    return with_absolute_paths(run), RunDirRequest(Path(options.outdir), run_dir, options.resume, address), reasons
+
+
+def parse_run_dir(location: str | None, field: str) -> tuple[Path | None, str]:
+    """Return the run folder that an option names, and its address if it lies in an object store."""
+    from paragan.data.storage.object_folder import ObjectFolder, is_object_address
+
+    if not location or not is_object_address(location):
+        return (Path(location) if location else None), ""
+    folder = ObjectFolder(location, field)
+    return folder.local_copy("runs"), folder.address
 
 
 def train_on_ranks(

@@ -9,6 +9,7 @@ A folder is written under a temporary name, synced and renamed.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -42,11 +43,16 @@ class CorruptCheckpoint(Exception):
 
 @dataclass(frozen=True)
 class CheckpointFolder:
-    """The checkpoints in a folder. The newest `max_checkpoints` are kept."""
+    """The checkpoints in a folder. The newest `max_checkpoints` are kept.
+
+    shares_folder : whether this rank sees the folder of rank 0. One that does not keeps its own part in its own folder,
+                    from where it can be uploaded
+    """
 
     folder: Path
     world: World
     max_checkpoints: int = 2
+    shares_folder: bool = True
 
     def clear_unfinished(self) -> None:
         """Remove what an interrupted save left behind, while nobody else writes."""
@@ -71,12 +77,14 @@ class CheckpointFolder:
         try:
             staging.mkdir(parents=True, exist_ok=True)
             if tensors:
-                size_bytes, crc32 = _write_synced(staging / _rank_filename(self.world.rank), to_bytes(tensors))
+                size_bytes, crc32 = _write_synced(staging / rank_filename(self.world.rank), to_bytes(tensors))
         except OSError as problem:
             error = problem
         rows = self._all_gather_row([error is not None, size_bytes, crc32])
         if not any(failed for failed, _, _ in rows):
             error = self._commit(staging, target, rows, metadata) if self.world.is_main else None
+            if tensors and not self.shares_folder:
+                error = self._rename_part(staging, target)
             rows = self._all_gather_row([error is not None])
         failed_ranks = [rank for rank, row in enumerate(rows) if row[0]]
         if failed_ranks:
@@ -100,7 +108,7 @@ class CheckpointFolder:
     ) -> OSError | None:
         """Write checkpoint.json, rename the folder, and remove old checkpoints. Returns the error, if there is one."""
         files = {
-            _rank_filename(rank): {"bytes": size_bytes, "crc32": crc32}
+            rank_filename(rank): {"bytes": size_bytes, "crc32": crc32}
             for rank, (_, size_bytes, crc32) in enumerate(rows)
             if size_bytes
         }
@@ -120,11 +128,28 @@ class CheckpointFolder:
             _fsync_dir(self.folder)
         except OSError as problem:
             return problem
+        self._remove_old(target)
+        return None
+
+    def _rename_part(self, staging: Path, target: Path) -> OSError | None:
+        """Give the part of this rank its name where rank 0 does not see it. Returns the error, if there is one."""
+        name = rank_filename(self.world.rank)
+        try:
+            target.mkdir(exist_ok=True)
+            (staging / name).replace(target / name)
+        except OSError as problem:
+            return problem
+        with contextlib.suppress(OSError):  # other ranks of this host may still have a part in it
+            staging.rmdir()
+        self._remove_old(target)
+        return None
+
+    def _remove_old(self, target: Path) -> None:
+        """Remove the checkpoints before `target` but the newest ones."""
         # a damaged checkpoint may be ahead of this one: it does not count
         until_this_one = [path for path in list_checkpoints(self.folder) if path.name <= target.name]
         for old in until_this_one[self.max_checkpoints :]:
             shutil.rmtree(old, ignore_errors=True)
-        return None
 
     def latest_message(self) -> str:
         """Say, for messages, which checkpoint the run can be resumed from."""
@@ -139,7 +164,8 @@ def list_checkpoints(folder: Path) -> list[Path]:
     return sorted((p for p in folder.iterdir() if p.name.isdigit() and p.is_dir()), reverse=True)
 
 
-def _rank_filename(rank: int) -> str:
+def rank_filename(rank: int) -> str:
+    """Return the name of the file that a rank writes of a checkpoint."""
     return f"rank{rank:04d}.safetensors"
 
 
@@ -224,12 +250,12 @@ def read_files(path: Path, rank: int, ranks: int) -> tuple[dict[str, Any], State
     states: dict[str, StateDict] = {}
     try:
         for name, facts in metadata["files"].items():
-            if name not in map(_rank_filename, range(metadata["ranks"])):
+            if name not in map(rank_filename, range(metadata["ranks"])):
                 raise ValueError(f"{name!r} is no file of a rank")
             states[name] = _read_file(path / name, facts["bytes"], facts["crc32"])
     except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
         raise CorruptCheckpoint(f"checkpoint.json: {error!r}") from error
-    local_state = states.get(_rank_filename(rank), {}) if ranks == metadata["ranks"] else {}
+    local_state = states.get(rank_filename(rank), {}) if ranks == metadata["ranks"] else {}
     return metadata, merge_ranks(states.values()) | local_state
 
 

@@ -186,6 +186,7 @@ class OutputOptions:
     max_checkpoints : how many checkpoints are kept
     best_metric     : the score by which the best model is kept in best/, such as fd_pixels (auto: the first that is
                       measured; none: no best model)
+    upload_s        : how long the end of a run waits for uploads, if --run-dir is in an object store
     """
 
     tick_kimg: Kimg = 4.0
@@ -193,6 +194,7 @@ class OutputOptions:
     checkpoint_kimg: Kimg = 40.0
     max_checkpoints: PositiveInt = 2
     best_metric: str = "auto"
+    upload_s: Annotated[float, Field(ge=0, le=1e7, allow_inf_nan=False)] = 120.0
 
 
 @config_class

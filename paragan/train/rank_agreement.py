@@ -162,7 +162,10 @@ def locked_run_dir(
 
     path = Path(world.all_gather_str(on_all_ranks(world, select))[0])
     try:
-        check_shared_storage(path, world)
+        if request.address and request.run_dir:  # every host has its own copy
+            path = request.run_dir
+        else:
+            check_shared_storage(path, world)
         yield owned or RunDir(path)
     finally:
         if owned:
@@ -171,22 +174,28 @@ def locked_run_dir(
 
 def check_shared_storage(path: Path, world: World) -> None:
     """Raise UsageError if a rank does not see the folder of rank 0: all ranks write parts of a checkpoint."""
+    is_seen = sees_folder_of_main(path, world)
+
+    def require_shared() -> bool:
+        if not is_seen:
+            raise UsageError(f"{path}: host {socket.gethostname()} does not see it. Use storage that all hosts share")
+        return True
+
+    on_all_ranks(world, require_shared)
+
+
+def sees_folder_of_main(path: Path, world: World) -> bool:
+    """Return whether `path` of this rank is the folder that rank 0 has there. All ranks call this."""
     # many worlds may check one folder at once, so the name is random
     marker = path / world.all_gather_str(f".shared-{secrets.token_hex(8)}")[0]
     if world.is_main:
         marker.touch()
     world.all_gather_str("marked")
-
-    def wait_for_marker() -> bool:
-        deadline = time.monotonic() + SHARED_STORAGE_TIMEOUT_S
-        while not marker.exists():  # network file systems may show it late
-            if time.monotonic() > deadline:
-                raise UsageError(
-                    f"{path}: host {socket.gethostname()} does not see it. Use storage that all hosts share"
-                )
-            time.sleep(0.1)
-        return True
-
-    on_all_ranks(world, wait_for_marker)
+    deadline = time.monotonic() + SHARED_STORAGE_TIMEOUT_S
+    while not marker.exists() and time.monotonic() < deadline:  # network file systems may show it late
+        time.sleep(0.1)
+    is_seen = marker.exists()
+    world.all_gather_str("looked")
     if world.is_main:
         marker.unlink()
+    return is_seen

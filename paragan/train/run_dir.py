@@ -33,10 +33,12 @@ class RunDir:
     """A run folder. A process that locks it owns it until it ends: one run at a time writes there.
 
     completed_duplicate : another folder in which the same run is complete, for messages
+    is_shared           : whether this rank sees the folder of rank 0
     """
 
     def __init__(self, path: Path):
         self.path = path
+        self.is_shared = True
         self.completed_duplicate: RunDir | None = None
         self._lock: TextIO | None = None
 

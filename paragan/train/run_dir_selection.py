@@ -48,12 +48,14 @@ class RunDirRequest:
 
     outdir  : where new folders are created
     run_dir : the folder itself, if it is named
+    address : where the folder lies in an object store; `run_dir` is its copy on this machine
     resume  : "auto" continues an unfinished folder of the same run, "never" always creates a new one
     """
 
     outdir: Path = Path("runs")
     run_dir: Path | None = None
     resume: str = "auto"
+    address: str = ""
 
     def candidates(self) -> list[RunDir]:
         """Return the folders that may hold the run to resume: the named one, or the numbered ones, newest first."""

@@ -50,6 +50,7 @@ from paragan.train.health.rollback_request import RollbackRequested
 from paragan.train.loop import run_training_loop
 from paragan.train.prepare import prepare, prepare_on_all_ranks
 from paragan.train.rank_agreement import locked_run_dir, on_all_ranks
+from paragan.train.remote_run.remote_run import RemoteRun, open_remote_run
 from paragan.train.run_dir import RunDir
 from paragan.train.run_dir_selection import RunDirRequest, check_same_run, config_changes, find_live_runs
 from paragan.train.session import (
@@ -184,18 +185,33 @@ def train(
     prepared = prepare_on_all_ranks(run, world)
     run = prepared.run
     dataset = prepared.dataset
-    if decide:
-        run = decide(run, dataset, world, request, console)
-        set_process_options(run.device, world)
-    console.print(dataset.describe())
+    with open_remote_run(request.address, run.output.upload_s, world, console) as remote:
+        if decide:
+            run = decide(run, dataset, world, request, console)
+            set_process_options(run.device, world)
+        console.print(dataset.describe())
+        return train_prepared(run, dataset, world, request, console, explain, remote)
+
+
+def train_prepared(
+    run: Run,
+    dataset: Dataset,
+    world: World,
+    request: RunDirRequest,
+    console: RunConsole,
+    explain: ExplainFn | None,
+    remote: RemoteRun | None,
+) -> Path:
+    """Choose the folder of a run that is decided, and train in it. Returns the folder."""
     with locked_run_dir(run, world, request, lambda: check_init_from(run, make_spec(run.data, dataset))) as run_dir:
+        run_dir.is_shared = remote is None or remote.shares_folder
         duplicate = run_dir.completed_duplicate
         if duplicate:
             console.print(
                 f"{duplicate.path} is the same run, at {duplicate.trained_images / 1000:g} kimg; this is a new one "
                 f"(--resume {duplicate.path} --kimg K extends that)"
             )
-        console.print(f"run folder {run_dir.path}")
+        console.print(f"run folder {run_dir.path}" + (f", a copy of {remote.folder.address}" if remote else ""))
         if world.size == 1 and run.strategy.wire.lossy:
             console.print(f"one rank sends nothing: the {run.strategy.wire.name} wire has no effect")
         for note in describe_unused_length(run):
@@ -353,7 +369,7 @@ def open_session(
     Lines that were written after that checkpoint are dropped from the files of the folder: those rounds come again.
     """
     networks = build_networks(run, make_spec(run.data, dataset), world.device)
-    checkpoints = Checkpoints(run_dir.checkpoints_dir, world, run.output.max_checkpoints)
+    checkpoints = Checkpoints(run_dir.checkpoints_dir, world, run.output.max_checkpoints, run_dir.is_shared)
     rollbacks = retire_undone_checkpoints(run_dir, world)
     resume_from = find_checkpoint(checkpoints, run, dataset, console)
     if run.init_from and not resume_from:
@@ -367,8 +383,9 @@ def open_session(
             warn_init_from(run, resume_from, console)
             warn_schedules(run, resume_from, console)
             console.print(f"resumed from {resume_from.path} at {session.clock.kimg:g} kimg")
-        if world.is_main:
+        if world.is_main or not run_dir.is_shared:
             checkpoints.clear_unfinished()
+        if world.is_main:
             callbacks.log.stats_file.truncate_after(session.clock.step)
             JsonlFile(run_dir.path / lag_trace.LAGS_FILE).truncate_after(session.clock.step)
             JsonlFile(run_dir.path / "metrics.jsonl").truncate_after(session.clock.kimg, key="kimg")

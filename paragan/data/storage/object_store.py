@@ -42,11 +42,13 @@ from paragan.data.storage.retry import (
     PermanentError,
     Response,
     RetryableError,
+    StoredObject,
     short_response_error,
 )
 from paragan.data.storage.timeouts import run_in_thread
 
 SCHEMES = ("s3", "s3a", "gs", "gcs", "az", "azure", "abfs", "abfss", "adl")
+READ_PART_BYTES = 16 * 2**20  # of a whole object, per request
 UPLOAD_CONNECTIONS = 4
 UPLOAD_PART_BYTES = 5 * 2**20
 
@@ -89,6 +91,8 @@ class ObjectStore:
             "client_options": {"timeout": timedelta(seconds=timeout_s), "allow_http": True, "user_agent": "paragan"},
             "retry_config": {"max_retries": 0},  # `retry` does the retries
         }
+        if not bucket:
+            raise PermanentError(f"names no bucket. Use {self._scheme}://BUCKET/NAME")
         if self._scheme.startswith("s3"):
             options |= _s3_options()
         try:
@@ -148,33 +152,47 @@ class ObjectStore:
 
     # Writing ----------------------------------------------------------------------------------------------
 
-    def put(self, name: str, data: bytes | Path, timeout_s: float, replaces: FileStat | None = None) -> FileStat:
-        """Write an object, complete or not at all. A file is read in parts.
+    def get(self, name: str, timeout_s: float) -> StoredObject:
+        """Read a whole object. `timeout_s` is for each of its parts."""
+        path = self._path(name)
+        head = self._request(lambda: obstore.head(self._store, path), timeout_s)
+        parts = list[bytes]()
+        for start in range(0, int(head["size"]), READ_PART_BYTES):
+            options: Any = {"range": (start, start + READ_PART_BYTES), "if_match": head["e_tag"]}
 
-        Args:
-            replaces: write only if the object is still this one; of version "" if there is none yet.
+            def read(options: Any = options) -> bytes:
+                return bytes(obstore.get(self._store, path, options=options).bytes())
+
+            try:
+                parts.append(self._request(read, timeout_s))
+            except ConflictError:
+                raise RetryableError("it was replaced while it was read") from None
+        data = b"".join(parts)
+        if len(data) != head["size"]:
+            raise short_response_error(len(data), head["size"])
+        version = {name: head[name] for name in ("e_tag", "version") if head[name] is not None}
+        return StoredObject(data, version)
+
+    def put(self, name: str, data: bytes | Path, timeout_s: float) -> None:
+        """Write an object, complete or not at all. A file is read in parts; `timeout_s` is for each of them."""
+        path = self._path(name)
+
+        def write() -> object:
+            return obstore.put(
+                self._store, path, data, chunk_size=UPLOAD_PART_BYTES, max_concurrency=UPLOAD_CONNECTIONS
+            )
+
+        self._request(write, None)
+
+    def put_if(self, name: str, data: bytes, replaces: StoredObject | None, timeout_s: float) -> None:
+        """Write an object if it is still `replaces`; None: if there is none yet.
 
         Raises:
-            ConflictError: the object is another one.
+            ConflictError: it is another one.
         """
+        mode: Any = replaces.version if replaces else "create"
         path = self._path(name)
-        mode: Any = "overwrite"
-        if replaces:
-            mode = {"e_tag": replaces.version} if replaces.version else "create"
-
-        def write() -> FileStat:
-            result = obstore.put(
-                self._store,
-                path,
-                data,
-                mode=mode,
-                chunk_size=UPLOAD_PART_BYTES,
-                max_concurrency=UPLOAD_CONNECTIONS,
-                use_multipart=None if mode == "overwrite" else False,
-            )
-            return FileStat(None, result["e_tag"] or "")
-
-        return self._request(write, timeout_s)
+        self._request(lambda: obstore.put(self._store, path, data, mode=mode, use_multipart=False), timeout_s)
 
     def delete(self, names: Iterable[str], timeout_s: float) -> None:
         """Delete objects; those that do not exist do not count."""
@@ -185,10 +203,16 @@ class ObjectStore:
     def _path(self, name: str) -> str:
         return "/".join(part for part in (self._prefix, name.strip("/")) if part)
 
-    def _request(self, request: Callable[[], T], timeout_s: float) -> T:
-        """Do a request. It takes another thread if it may take too long here: the main thread answers signals."""
+    def _request(self, request: Callable[[], T], timeout_s: float | None) -> T:
+        """Do a request. It takes another thread if it may take too long here: the main thread answers signals.
+
+        Args:
+            timeout_s: of all of it; None: of each part, which is that of the store.
+        """
         require_not_forked()
         try:
+            if timeout_s is None:
+                return request()
             if timeout_s < self._timeout_s or threading.current_thread() is threading.main_thread():
                 return run_in_thread(request, timeout_s)
             return request()

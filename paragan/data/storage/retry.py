@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from paragan.core.errors import RunError, UsageError
 from paragan.data.source import DecodeError
@@ -43,6 +43,14 @@ class Response:
 
     data: bytes
     stat: FileStat
+
+
+@dataclass(frozen=True)
+class StoredObject:
+    """A whole object of a store, and what tells it from another one that replaced it."""
+
+    data: bytes
+    version: dict[str, Any]
 
 
 class RetryableError(Exception):
@@ -105,13 +113,14 @@ def retry_delay_s(attempt: int, jitter: float, retry_after_s: float = 0.0) -> fl
     return retry_after_s + backoff_s * (1 + jitter) / 2
 
 
-def retry(request: Callable[[float], T], location: str, options: RemoteOptions) -> T:
+def retry(request: Callable[[float], T], location: str, options: RemoteOptions, field: str = "data") -> T:
     """Call `request(timeout_s)` until it succeeds, for at most `options.retry_for_s`, and return its result.
 
     Args:
         request: the request; takes its timeout.
         location: the address, for messages.
         options: timeout and time for retries.
+        field: what the address was set by, for messages.
 
     Raises:
         DecodeError: the file was not found, twice.
@@ -126,7 +135,7 @@ def retry(request: Callable[[float], T], location: str, options: RemoteOptions) 
         try:
             return request(min(options.timeout_s, max(left_s, MIN_TIMEOUT_S)))
         except PermanentError as error:
-            raise UsageError(redact(f"data: {location}: {error}")) from None
+            raise UsageError(redact(f"{field}: {location}: {error}")) from None
         except NotFoundError as error:
             if was_not_found:
                 raise DecodeError(f"not found ({error})") from None
@@ -136,7 +145,7 @@ def retry(request: Callable[[float], T], location: str, options: RemoteOptions) 
             if left_s <= 0:
                 raise RunError(
                     redact(
-                        f"data: {location} cannot be reached: {error} "
+                        f"{field}: {location} cannot be reached: {error} "
                         f"({attempt:,} attempts within {options.retry_for_s:g} s)"
                     )
                 ) from None

@@ -1,0 +1,154 @@
+"""Train in a copy of a run folder that lies in an object store: `--run-dir s3://bucket/run`.
+
+Every machine has its own copy, below ~/.cache/paragan/runs. At the start it is brought up to the newest complete
+checkpoint of the object store; while the run trains, the copy is uploaded (upload.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from paragan.comm.checkpoint_files import list_checkpoints, rank_filename
+from paragan.comm.world import World
+from paragan.core.atomic_write import atomic_write_bytes
+from paragan.core.errors import RunError, UsageError
+from paragan.data.storage.object_folder import ObjectFolder, download_changed
+from paragan.train.console import RunConsole
+from paragan.train.rank_agreement import on_all_ranks, sees_folder_of_main
+from paragan.train.remote_run.ownership import OWNER_FILE, Ownership
+from paragan.train.remote_run.upload import MANIFEST, Uploader
+from paragan.train.run_dir import RunDir
+
+RUN_ID_FILE = ".run-id"  # in the copy: of which run it is one
+ACQUIRE_TIMEOUT_S = 300.0
+DOWNLOAD_TIMEOUT_S = 3600.0
+
+
+@dataclass(frozen=True)
+class RemoteRun:
+    """A run folder in an object store, and its copy on this machine.
+
+    shares_folder : whether this rank sees the copy of rank 0
+    """
+
+    folder: ObjectFolder
+    local: Path
+    shares_folder: bool
+
+
+@contextlib.contextmanager
+def open_remote_run(address: str, upload_s: float, world: World, console: RunConsole) -> Iterator[RemoteRun | None]:
+    """Bring the copy of a run folder up to date, and upload it while the caller trains in it. All ranks call this.
+
+    Args:
+        address: in an object store; "" for a folder of this machine, which needs nothing.
+        upload_s: how long to wait at the end until everything is uploaded.
+
+    Raises:
+        UsageError: the object store cannot be written, or another run writes there.
+        RunError: not everything could be uploaded at the end. What is here is complete.
+    """
+    if not address:
+        yield None
+        return
+    folder = ObjectFolder(address, "--run-dir")
+    local = folder.local_copy("runs")
+    ownership = _acquire(folder, world, console)
+    local.mkdir(mode=0o700, parents=True, exist_ok=True)
+    shares_folder = sees_folder_of_main(local, world)
+    all_share = all(map(bool, world.all_gather_str("yes" if shares_folder else "")))
+    known = _update_copy(folder, local, ownership, world, shares_folder, all_share)
+    part_name = "" if shares_folder else rank_filename(world.rank)
+    uploader = Uploader(folder, local, ownership, lambda: world.is_main, part_name, console)
+    uploader.start(known)
+    try:
+        yield RemoteRun(folder, local, shares_folder)
+    except BaseException:
+        if missing := uploader.finish(upload_s):
+            console.print(f"{missing}. What was trained is in {local}")
+        raise
+    if missing := uploader.finish(upload_s):
+        raise RunError(f"{missing}. The run is complete in {local}; the same command uploads the rest")
+    console.print(f"uploaded to {folder.address}")
+
+
+def _acquire(folder: ObjectFolder, world: World, console: RunConsole) -> Ownership:
+    """Let rank 0 acquire the folder for all ranks."""
+    ownership = Ownership(folder)
+
+    def acquire() -> str:
+        if world.is_main:
+            ownership.acquire(console)
+        return json.dumps([ownership.run_id, ownership.session, ownership.is_new])
+
+    text = world.all_gather_str(on_all_ranks(world, acquire, ACQUIRE_TIMEOUT_S))[0]
+    run_id, session, is_new = json.loads(text)
+    return ownership if world.is_main else Ownership(folder, run_id, session, is_new)
+
+
+def _update_copy(
+    folder: ObjectFolder, local: Path, ownership: Ownership, world: World, shares_folder: bool, all_share: bool
+) -> list[str]:
+    """Bring the copies up to the newest complete checkpoint: rank 0 its own, and one rank of every other host.
+
+    Returns:
+        The files of checkpoints that are the same here and there.
+    """
+
+    def update() -> list[str]:
+        if world.is_main or (not shares_folder and world.launch_info.local_rank == 0):
+            return download_run(folder, local, ownership, may_be_ahead=all_share)
+        return []
+
+    return on_all_ranks(world, update, DOWNLOAD_TIMEOUT_S)
+
+
+def download_run(folder: ObjectFolder, local: Path, ownership: Ownership, may_be_ahead: bool) -> list[str]:
+    """Bring a copy up to the newest complete checkpoint of the object store. What is ahead of it stays as it is.
+
+    Args:
+        may_be_ahead: whether checkpoints may stay that were not uploaded; false if parts of them may be on other machines.
+
+    Returns:
+        The files of checkpoints that are the same here and there.
+    """
+    local.mkdir(mode=0o700, parents=True, exist_ok=True)
+    id_path = local / RUN_ID_FILE
+    if (local / "run.yaml").exists() and (not id_path.exists() or id_path.read_text() != ownership.run_id):
+        trained_images = RunDir(local).trained_images
+        if ownership.is_new and trained_images:
+            raise UsageError(
+                f"--run-dir {folder.address}: is empty, but {local} is a copy of it at {trained_images / 1000:g} kimg. "
+                "Remove that copy to start again, or continue it with --run-dir and its path"
+            )
+        shutil.rmtree(local)
+        local.mkdir(mode=0o700)
+    there = folder.list_all()
+    steps = [int(name.split("/")[1]) for name in there if _is_manifest(name)]
+    newest = max(steps, default=-1)
+    here = list_checkpoints(local / "checkpoints")
+    if not may_be_ahead:
+        for path in here:
+            if int(path.name) > newest:
+                shutil.rmtree(path)
+    is_behind = not (local / "run.yaml").exists() or all(int(path.name) < newest for path in here)
+    in_newest = {name: stat for name, stat in there.items() if name.startswith(f"checkpoints/{newest:08d}/")}
+    download_changed(folder, dict(sorted(in_newest.items(), key=lambda item: _is_manifest(item[0]))), local)
+    if is_behind:
+        for name in there:
+            if name != OWNER_FILE and not name.startswith("checkpoints/"):
+                folder.download(name, local / name)
+    atomic_write_bytes(id_path, ownership.run_id.encode())
+    return list(in_newest)
+
+
+def _is_manifest(name: str) -> bool:
+    """Return whether an object is the last file of a checkpoint that can be resumed from."""
+    folder, _, rest = name.partition("/")
+    step, _, file = rest.partition("/")
+    return folder == "checkpoints" and step.isdigit() and file == MANIFEST

@@ -1,0 +1,386 @@
+"""Run folders in a real S3 server: complete or absent there, and resumed from there on a machine that has no copy."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import safetensors.torch
+
+import servers
+from advice import Case, advises, case_id
+from paragan.core.errors import RunError, UsageError
+from paragan.data.storage.object_folder import ObjectFolder
+from paragan.data.storage.retry import FileStat
+from paragan.train.console import RunConsole
+from paragan.train.remote_run import ownership, upload
+from paragan.train.remote_run.ownership import Ownership, OwnershipLost
+from paragan.train.remote_run.remote_run import download_run
+from paragan.train.remote_run.upload import Uploader
+from processes import LONG_RUN_ARG, free_port, run_cli, train_args, train_tiny, wait_until
+from servers import S3Server
+
+CHECKPOINTS = "--output.checkpoint_kimg=0.08"  # every five steps
+
+pytestmark = [
+    pytest.mark.timeout(600),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning"),
+]
+
+
+class Bucket:
+    """A bucket of its own for every test."""
+
+    def __init__(self, server: S3Server, name: str):
+        import boto3
+
+        self.name, self.server = name, server
+        keys = {"aws_access_key_id": "someone", "aws_secret_access_key": "secret", "region_name": "us-east-1"}
+        self.client: Any = boto3.client("s3", endpoint_url=server.url, **keys)
+        self.client.create_bucket(Bucket=name)
+        self.address = f"s3://{name}/runs/a"
+
+    def objects(self) -> dict[str, int]:
+        """Return the sizes of the objects of the run, by name."""
+        found = self.client.list_objects_v2(Bucket=self.name, Prefix="runs/a/").get("Contents", [])
+        return {entry["Key"].removeprefix("runs/a/"): entry["Size"] for entry in found}
+
+    def get(self, name: str) -> bytes:
+        return self.client.get_object(Bucket=self.name, Key=f"runs/a/{name}")["Body"].read()
+
+    def manifests(self) -> list[str]:
+        return [name for name in self.objects() if name.endswith("/checkpoint.json")]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[S3Server]:
+    with servers.run_s3() as server, pytest.MonkeyPatch.context() as patch:
+        for name, value in server.environment.items():
+            patch.setenv(name, value)
+        yield server
+
+
+@pytest.fixture
+def bucket(server: S3Server, tmp_path: Path) -> Iterator[Bucket]:
+    bucket = Bucket(server, f"bucket-{tmp_path.name.replace('_', '-').lower()[:40].strip('-')}")
+    yield bucket
+    bucket.client.close()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """The model of the run on this machine alone, in a process like those of the others."""
+    folder = tmp_path_factory.mktemp("undisturbed") / "run"
+    status, output = finish(start(folder.parent, *train_args(folder, LONG_RUN_ARG, CHECKPOINTS)))
+    assert status == 0, output
+    return model_of(folder)
+
+
+def start(machine: Path, *arguments: str, **env: str) -> subprocess.Popen[str]:
+    """Start a command on a machine: with a home of its own."""
+    command = [sys.executable, "-W", "ignore", "-m", "paragan", *arguments]
+    environment = {**os.environ, "XDG_CACHE_HOME": str(machine), **env}
+    return subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    )
+
+
+def finish(process: subprocess.Popen[str], timeout_s: float = 400) -> tuple[int, str]:
+    output, _ = process.communicate(timeout=timeout_s)
+    return process.returncode, output
+
+
+def wait_for(condition: Any, process: subprocess.Popen[str], timeout_s: float = 200) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def model_of(folder: Path) -> bytes:
+    return (folder / "model" / "model.safetensors").read_bytes()
+
+
+def test_a_run_whose_machine_is_taken_away_goes_on_on_another(bucket: Bucket, undisturbed: bytes, tmp_path: Path):
+    arguments = train_args(bucket.address, LONG_RUN_ARG, CHECKPOINTS)  # pyright: ignore[reportArgumentType]
+    first = start(tmp_path / "first", *arguments)
+    wait_for(bucket.manifests, first)
+    os.killpg(first.pid, signal.SIGKILL)
+    first.wait()
+    status, output = finish(start(tmp_path / "second", *arguments))
+    assert status == 0, output
+    assert "still trains there" in output  # the former one did not say that it ends
+    assert "resumed from" in output
+    assert bucket.get("model/model.safetensors") == undisturbed
+    rows = [json.loads(line) for line in bucket.get("stats.jsonl").splitlines()]
+    assert [row["Progress/step"] for row in rows] == list(range(1, 101))
+    names = bucket.objects()
+    assert {"run.yaml", "report.html", "metrics.jsonl", "model/config.json", "reals.png"} <= set(names)
+    assert not any(name.startswith(".") or "members" in name for name in names)
+    assert len(bucket.manifests()) == 2  # as many as here
+    assert json.loads(bucket.get("owner.json")).keys() == {"run"}  # the next one need not wait
+
+
+def test_a_stopped_run_says_so_and_goes_on_at_once(bucket: Bucket, undisturbed: bytes, tmp_path: Path):
+    arguments = train_args(bucket.address, LONG_RUN_ARG, CHECKPOINTS)  # pyright: ignore[reportArgumentType]
+    first = start(tmp_path / "first", *arguments)
+    wait_for(bucket.manifests, first)
+    first.send_signal(signal.SIGTERM)
+    status, output = finish(first)
+    assert status == 3, output
+    step = int(json.loads(bucket.get("stats.jsonl").splitlines()[-1])["Progress/step"])
+    assert f"checkpoints/{step:08d}/checkpoint.json" in bucket.objects()  # the last one was uploaded
+    status, output = finish(start(tmp_path / "second", *arguments))
+    assert status == 0, output
+    assert "still trains there" not in output
+    assert bucket.get("model/model.safetensors") == undisturbed
+
+
+def test_one_session_at_a_time_writes_a_folder(bucket: Bucket, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(ownership, "EXPIRE_S", 1.0)
+    monkeypatch.setattr(ownership, "POLL_S", 0.1)
+    console = RunConsole(enabled=False)
+    folder = ObjectFolder(bucket.address, "--run-dir")
+    first, second, third = (Ownership(folder) for _ in range(3))
+    first.acquire(console)
+    assert first.is_new
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(second.acquire, console)
+        time.sleep(0.5)
+        first.renew()
+        with pytest.raises(UsageError, match=rf"is being written by process {os.getpid()} on .* Stop that run"):
+            waiting.result(30)
+    second.acquire(console)  # the first one is silent now
+    assert (second.run_id, second.is_new) == (first.run_id, False)
+    with pytest.raises(OwnershipLost, match="is written by process"):
+        first.renew()
+    first.release()  # of what it has lost
+    second.renew()
+    Ownership(folder, second.run_id, second.session).renew()  # another rank of this session
+    second.renew()
+    second.release()
+    start_s = time.monotonic()
+    third.acquire(console)
+    assert time.monotonic() - start_s < 1.0
+    bucket.client.put_object(Bucket=bucket.name, Key="runs/a/owner.json", Body=b"not JSON")
+    fourth = Ownership(folder)
+    with monkeypatch.context() as patch, advises("another process starts there now. Use another --run-dir, or wait"):
+        patch.setattr(ObjectFolder, "read", lambda *_: None)  # as before another one wrote it
+        fourth.acquire(console)
+    fourth.acquire(console)
+
+
+def test_a_copy_of_a_run_that_is_gone_is_not_continued_in_silence(bucket: Bucket, tmp_path: Path, monkeypatch: Any):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    folder = ObjectFolder(bucket.address, "--run-dir")
+    local = train_tiny(folder.local_copy("runs"), "--kimg=0.032")
+    ownership = Ownership(folder)
+    ownership.acquire(RunConsole(enabled=False))
+    with advises("Remove that copy to start again, or continue it with --run-dir and its path"):
+        download_run(folder, local, ownership, may_be_ahead=True)
+    train_tiny(local, "--kimg=0.048")  # continued
+    shutil.rmtree(local)
+    assert download_run(folder, local, ownership, may_be_ahead=True) == []
+    assert (local / ".run-id").read_text() == ownership.run_id
+
+
+def test_what_is_there_is_complete_at_every_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """After every single write and delete: a checkpoint.json stands beside all the files that it names."""
+    there: dict[str, int] = {}
+    fails = True
+
+    def check() -> None:
+        for name in there:
+            if name.endswith("/checkpoint.json"):
+                checkpoint = name.removesuffix("/checkpoint.json")
+                parts = {other for other in there if other.startswith(f"{checkpoint}/rank")}
+                assert parts == {f"{checkpoint}/rank000{rank}.safetensors" for rank in range(3)}
+
+    class Recorder:
+        address = "s3://bucket/run"
+
+        def write(self, name: str, data: bytes | Path) -> None:
+            nonlocal fails
+            fails = not fails
+            if fails:  # every second one
+                raise RunError(f"{name} cannot be reached")
+            there[name] = len(data) if isinstance(data, bytes) else data.stat().st_size
+            check()
+
+        def delete(self, names: list[str]) -> None:
+            for name in names:
+                del there[name]
+                check()
+
+        def list_all(self, folder: str) -> dict[str, FileStat]:
+            return {name: FileStat(size) for name, size in there.items() if name.startswith(f"{folder}/")}
+
+    def write_checkpoint(name: str, count: int) -> None:
+        path = tmp_path / "checkpoints" / f".writing-{name}"
+        path.mkdir(parents=True)
+        for rank in range(count):
+            (path / f"rank000{rank}.safetensors").write_bytes(bytes(rank + 1))
+        files = {f"rank000{rank}.safetensors": {"bytes": rank + 1} for rank in range(3)}
+        (path / "checkpoint.json").write_text(json.dumps({"files": files}))
+        path.rename(tmp_path / "checkpoints" / name)
+
+    monkeypatch.setattr(upload, "SCAN_S", 0.01)
+    monkeypatch.setattr(upload, "ENDING_SCAN_S", 0.01)
+    monkeypatch.setattr(upload, "MAX_PAUSE_S", 0.02)
+    monkeypatch.setattr(Ownership, "release", lambda _: None)
+    recorder = cast(ObjectFolder, Recorder())
+    console = RunConsole(enabled=False)
+    uploader = Uploader(recorder, tmp_path, Ownership(recorder), lambda: True, "", console)
+    write_checkpoint("00000001", 3)
+    (tmp_path / "stats.jsonl").write_text("{}\n")
+    (tmp_path / "members.json").write_text("{}")
+    uploader.start()
+    wait_until(lambda: "checkpoints/00000001/checkpoint.json" in there, 30, "the first checkpoint")
+    assert "stats.jsonl" in there
+    write_checkpoint("00000002", 2)
+    wait_until(lambda: "checkpoints/00000002/rank0001.safetensors" in there, 30, "two parts")
+    time.sleep(0.3)
+    assert "checkpoints/00000002/checkpoint.json" not in there  # the part of rank 2 is missing
+    assert "lacks checkpoints/00000002/checkpoint.json" in uploader.finish(0.3)
+    there["checkpoints/00000002/rank0002.safetensors"] = 3  # which it uploads itself
+    shutil.rmtree(tmp_path / "checkpoints" / "00000001")
+    assert uploader.finish(30) == ""
+    assert {name.split("/")[1] for name in there if name.startswith("checkpoints/")} == {"00000002"}
+    assert "members.json" not in there
+
+
+def test_ranks_without_shared_storage_leave_one_checkpoint(bucket: Bucket, tmp_path: Path):
+    """Two hosts, each with a disk of its own: rank 1 has residuals, which only it can upload."""
+    options = ["--strategy=quantized", "--strategy.wire=int4", CHECKPOINTS, LONG_RUN_ARG]
+    arguments = train_args(bucket.address, *options)  # pyright: ignore[reportArgumentType]
+
+    def start_ranks(hosts: str) -> list[subprocess.Popen[str]]:
+        launch = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+        launch |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+        return [start(tmp_path / f"{hosts}{rank}", *arguments, RANK=str(rank), **launch) for rank in range(2)]
+
+    ranks = start_ranks("old")
+    wait_for(bucket.manifests, ranks[0])
+    for process in ranks:
+        os.killpg(process.pid, signal.SIGKILL)
+    for process in ranks:
+        process.wait()
+    (name,) = {manifest.split("/")[1] for manifest in bucket.manifests()[-1:]}
+    assert {f"checkpoints/{name}/rank000{rank}.safetensors" for rank in range(2)} <= set(bucket.objects())
+    ranks = start_ranks("new")
+    for process in ranks:
+        status, output = finish(process)
+        assert status == 0, output
+    other = tmp_path / "other"
+    command = [sys.executable, "-m", "paragan", *train_args(other, "--ranks=2", *options)]
+    subprocess.run(command, check=True, capture_output=True, timeout=400)
+    assert bucket.get("model/model.safetensors") == model_of(other)
+
+
+def test_training_goes_on_without_the_bucket(bucket: Bucket, undisturbed: bytes, tmp_path: Path):
+    arguments = train_args(bucket.address, LONG_RUN_ARG, CHECKPOINTS, "--output.upload_s=5")  # pyright: ignore
+    process = start(tmp_path / "machine", *arguments)
+    wait_for(bucket.manifests, process)
+    bucket.client.delete_objects(
+        Bucket=bucket.name, Delete={"Objects": [{"Key": f"runs/a/{name}"} for name in bucket.objects()]}
+    )
+    while bucket.objects():
+        for name in bucket.objects():
+            bucket.client.delete_object(Bucket=bucket.name, Key=f"runs/a/{name}")
+    bucket.client.delete_bucket(Bucket=bucket.name)
+    status, output = finish(process)
+    assert status == 1, output
+    lines = output.splitlines()
+    assert any("there is no such bucket" in line and "training goes on" in line for line in lines), output
+    assert "lacks " in lines[-1] or "lacks " in lines[-2]
+    assert "The run is complete in" in output
+    assert "Traceback" not in output
+    (copy,) = (tmp_path / "machine" / "paragan" / "runs").iterdir()
+    assert model_of(copy) == undisturbed
+    bucket.client.create_bucket(Bucket=bucket.name)
+    status, output = finish(start(tmp_path / "machine", *arguments))
+    assert status == 2, output
+    assert f"is empty, but {copy} is a copy of it at 1.6 kimg. Remove that copy to start again, or continue" in output
+    status, output = finish(start(tmp_path / "machine", *arguments, f"--run-dir={copy}"))
+    assert status == 0, output
+
+
+def test_a_bucket_without_rights_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    with servers.run_faulty() as server:
+        server.responses = [servers.respond_status(403)]
+        for name, value in S3Server(server.url).environment.items():
+            monkeypatch.setenv(name, value)
+        status, output = finish(start(tmp_path / "machine", *train_args("s3://bucket/run")))  # pyright: ignore
+    assert status == 2
+    (line,) = [line for line in output.splitlines() if "paragan:" in line]
+    assert "--run-dir: s3://bucket/run/owner.json: it denies access (403): set AWS_ACCESS_KEY_ID" in line
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(
+            "--outdir=s3://bucket/runs",
+            "--outdir s3://bucket/runs: numbered folders are of this machine. Use --run-dir s3://bucket/NAME",
+            ("~outdir --run-dir=s3://bucket/name",),
+        ),
+        Case(
+            "--run-dir=s3://bucket/run --strategy=per-label",
+            "workers of --strategy per-label share a folder. Use one on a shared disk",
+            ("~run-dir --run-dir=NEW/run",),
+        ),
+        Case(
+            "--run-dir=s3://",
+            "--run-dir: s3://: names no bucket. Use s3://BUCKET/NAME",
+            ("~run-dir --run-dir=s3://bucket/name",),
+        ),
+    ],
+    ids=case_id,
+)
+def test_addresses_that_cannot_be_used(case: Case, check_advice, server: S3Server):
+    check_advice(case, ["train", "digits", "-n"])
+
+
+def test_what_is_there_is_read_like_a_folder(bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    import paragan
+
+    folder = train_tiny(tmp_path / "run", "--kimg=0.08")
+    for path in (path for path in folder.rglob("*") if path.is_file() and not path.name.startswith(".")):
+        key = f"runs/a/{path.relative_to(folder).as_posix()}"
+        bucket.client.put_object(Bucket=bucket.name, Key=key, Body=path.read_bytes())
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "machine"))
+    there, here = paragan.load(bucket.address), paragan.load(folder)
+    assert (there.sample(4, seed=1) == here.sample(4, seed=1)).all()
+    assert (paragan.load(f"{bucket.address}/model").sample(4, seed=1) == here.sample(4, seed=1)).all()
+    assert not list((tmp_path / "machine").rglob("checkpoints"))
+    for command in (
+        ["sample", bucket.address, "--out", str(tmp_path / "grid.png")],
+        ["report", bucket.address, "--out", str(tmp_path / "page.html")],
+        ["status", bucket.address],
+        ["export", bucket.address, "--out", str(tmp_path / "exported")],
+        ["eval", bucket.address, "--metrics=fd", "--count=16"],
+        train_args(tmp_path / "next", "--kimg=0.016", f"--init-from={bucket.address}"),
+    ):
+        result = run_cli(*command)
+        assert result.status == 0, (command, result)
+    weights = safetensors.torch.load(model_of(folder))
+    weights = {name: value + 1 for name, value in weights.items()}
+    config = json.loads((folder / "model" / "config.json").read_text())
+    del config["crc32"]
+    bucket.client.put_object(
+        Bucket=bucket.name, Key="runs/a/model/model.safetensors", Body=safetensors.torch.save(weights)
+    )
+    bucket.client.put_object(Bucket=bucket.name, Key="runs/a/model/config.json", Body=json.dumps(config).encode())
+    assert not (paragan.load(bucket.address).sample(4, seed=1) == here.sample(4, seed=1)).all()  # of the same size
+    result = run_cli("sample", f"s3://{bucket.name}/none", "--out", str(tmp_path / "none.png"))
+    assert result.status == 2
+    assert f"MODEL: s3://{bucket.name}/none has no files: check the address" in result.err
