@@ -213,7 +213,7 @@ def test_frozen_worker_is_replaced_and_exits_on_wakeup(done, tmp_path, processes
 def test_label_that_kills_workers_is_marked_failed(tmp_path, processes):
     poison = (
         "import os, paragan.train.loop as l; o = l.play_round\n"
-        "l.play_round = lambda s: os._exit(9) if s.run.data.only_class == 0 else o(s)\n"
+        "l.play_round = lambda s: os._exit(9) if s.run.data.only == 0 else o(s)\n"
     )
     for _ in range(5):
         assert processes.start_forked(*command(tmp_path / "run"), patch=poison).wait(60) == 9
@@ -231,7 +231,7 @@ def test_label_that_kills_workers_is_marked_failed(tmp_path, processes):
 
 def test_diverging_label_does_not_stop_the_others(tmp_path):
     def spoil(session):
-        if session.run.data.only_class == 2:
+        if session.run.data.only == 2:
             session.game.g.flat.params.fill_(float("nan"))
 
     with on_step(2, spoil):
