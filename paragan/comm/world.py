@@ -378,6 +378,7 @@ class World:
             address = [local_address_towards(master_address(env)), s.getsockname()[1]]
         host, port = json.loads(self.all_gather_str(json.dumps(address))[ranks[0]])
         self.close()
+        shutdown_sockets(self._group_sockets | self._store_sockets)  # torch would leave them open
         info = LaunchInfo(ranks.index(self.rank), len(ranks), self.launch_info.local_rank, self.launch_info.local_size)
         return World.join(info, self.device, self.timeout_s, {"MASTER_ADDR": host, "MASTER_PORT": str(port)})
 

@@ -98,7 +98,6 @@ def test_training_sends_no_messages(tmp_path, processes):
         "    assert not there, there\n"
         "loop.play_round = play_round\n"
     )
-    patch = patch if _has_psutil() else ""
     ranks = processes.start_ranks(
         3, *command(tmp_path / "run"), start=lambda *a, **e: processes.start_forked(*a, patch=patch, **e)
     )
@@ -111,14 +110,6 @@ def test_training_sends_no_messages(tmp_path, processes):
         entry = LeaseQueue(tmp_path / "run" / "queue", 60).entry(f"{number:04d}")
         workers.add(entry.worker)
     assert len(workers) == 3
-
-
-def _has_psutil():
-    try:
-        import psutil  # noqa: F401
-    except ImportError:
-        return False
-    return True
 
 
 def test_any_number_of_workers_train_the_same(done, tmp_path, processes):

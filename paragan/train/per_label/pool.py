@@ -122,7 +122,7 @@ def _check_out(out: Path) -> None:
     """Raise UsageError if a folder holds something else than a pooled model."""
     model = out / "model"
     if (out / "run.yaml").exists() or (model.exists() and not is_per_label(model)):
-        raise UsageError(f"--out {out}: holds a run or another model. Use a new folder")
+        raise UsageError(f"--out {out}: holds a run or another model. Choose another folder")
 
 
 def _check_same_networks(runs: Sequence[LabelRun]) -> None:

@@ -194,7 +194,7 @@ def test_other_models_are_not_overwritten_but_a_new_folder_is_used_as_advised(ru
         check_advice(
             Case(
                 f"pool '{runs}' --out='{out}'",
-                f"--out {out}: holds a run or another model. Use a new folder",
+                f"--out {out}: holds a run or another model. Choose another folder",
                 ("~out --out=NEW/new",),
             )
         )
