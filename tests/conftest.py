@@ -36,7 +36,10 @@ from processes import (
     usage_error,
 )
 
-KILL_FILES = ("test_rank_loss.py", "test_killed_ranks.py", "test_killed_workers.py", "test_slurm.py", "test_mpirun.py")
+KILL_FILES = (
+    *("test_rank_loss.py", "test_killed_ranks.py", "test_killed_workers.py", "test_slurm.py", "test_mpirun.py"),
+    *("test_ray.py", "test_dask.py"),
+)
 LONG_FILES = (
     *("test_contracts.py", "test_advice.py", "test_examples.py", "test_start.py", "test_per_label_wcgan.py"),
     *("test_standin_contracts.py", "test_data_readiness.py", "test_replica_ddp.py", "test_graph_capture.py"),

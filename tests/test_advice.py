@@ -141,7 +141,7 @@ DIGITS_CASES = [
             "--objective.contrastive=0 --nets.d_conditioning=classifier",
         ),
     ),
-    Case("--data.only_class=10", "Use a number from 0 to 9", ("--data.only_class=0", "--data.only_class=9")),
+    Case("--data.only=10", "Use a number from 0 to 9", ("--data.only=0", "--data.only=9")),
     Case(
         "--policy=foo",
         "--policy=foo: there is no policy foo. Use ttur, biggan, sngan, paragan, optimistic, wcgan, wcgan-gp, dcgan, "

@@ -19,7 +19,7 @@ from paragan.cli.common import Parser
 from paragan.cli.data import add_data_command
 from paragan.cli.eval import add_eval_command
 from paragan.cli.export import add_export_command, add_import_command
-from paragan.cli.per_label import add_label_command, add_merge_command, add_status_command
+from paragan.cli.per_label import add_label_command, add_merge_command, add_pool_command, add_status_command
 from paragan.cli.plan import add_plan_command
 from paragan.cli.report import add_report_command
 from paragan.cli.sample import add_sample_command, add_serve_command
@@ -111,6 +111,7 @@ def build_parser() -> Parser:
     add_serve_command(commands)
     add_label_command(commands)
     add_merge_command(commands)
+    add_pool_command(commands)
     add_data_command(commands)
     add_bench_command(commands)
     add_plan_command(commands)

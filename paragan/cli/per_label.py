@@ -1,4 +1,4 @@
-"""`paragan merge`, `status` and `label`: commands about runs of --strategy per-label."""
+"""`paragan merge`, `status`, `label` and `pool`: commands about runs of --strategy per-label, and of single labels."""
 
 from __future__ import annotations
 
@@ -22,6 +22,15 @@ from paragan.core.errors import UsageError
 MERGE_HELP = """The result is an ordinary run in RUN_DIR/merged. Its G also learns to reproduce
 the images that the generators of RUN_DIR make from the same latents. The same command again resumes it. Any field can
 be set: --some.field=value. At the end both models are scored in the same way; see merge.json.
+"""
+
+POOL_HELP = """DIR has a run folder for each label K, trained with `--data.only=K` by
+any scheduler; their names do not matter. The model in DIR/model is sampled as that of --strategy per-label:
+
+  paragan train digits --data.only=3 --seed=3 --run-dir runs/digits/3    # and so on for every label, anywhere
+  paragan pool runs/digits
+  paragan sample runs/digits --labels 3,7 --out grid.png
+  paragan eval runs/digits --data digits
 """
 
 
@@ -93,4 +102,23 @@ def _label(options: argparse.Namespace, rest: list[str], arguments: list[str]) -
     else:
         lines = retrain(folder, options.labels, options.seed)
     sys.stdout.write("".join(f"{line}\n" for line in lines))
+    return 0
+
+
+def add_pool_command(commands: Any) -> None:
+    p = add_command(commands, "pool", _pool, "make one model of runs of single labels", details=POOL_HELP)
+    p.add_argument("dir", metavar="DIR", help="the folder that holds the run folders")
+    p.add_argument("--out", metavar="DIR", help="write the model to DIR/model (default: beside the runs)")
+    p.add_argument("--data", metavar="PATH", help="the data of the runs, if they have moved")
+    p.add_argument("--allow-missing", action="store_true", help="leave out labels that have no run")
+
+
+def _pool(options: argparse.Namespace, rest: list[str], arguments: list[str]) -> int:
+    from paragan.train.per_label.pool import pool
+
+    check_no_extra_arguments(rest)
+    folder = Path(options.dir)
+    out = Path(options.out) if options.out else folder
+    count = pool(folder, out, options.data, options.allow_missing)
+    sys.stdout.write(f"model with {count} generators in {out}/model; paragan.load({str(out)!r}) reads it\n")
     return 0

@@ -118,7 +118,7 @@ class World:
             UsageError: this process has not left its last world, the store does not outlive a world, or ranks share a
                 device.
         """
-        if c10d.is_initialized() and not World._formed_default_group:
+        if World.can_adopt():
             return World.adopt(launch_info, device, timeout_s)
         if launch_info.size == 1:
             return World(launch_info, device, c10d.HashStore(), SingleRankGroup(), timeout_s)
@@ -172,6 +172,11 @@ class World:
         except (RuntimeError, ValueError) as error:  # of torch's store, of gloo or of NCCL
             reason = describe_torch_error(error)
             raise CommunicationError(f"{problem}: {reason}. {advice}") from error
+
+    @staticmethod
+    def can_adopt() -> bool:
+        """Return whether a process group exists that no world has formed."""
+        return c10d.is_initialized() and not World._formed_default_group
 
     @staticmethod
     def adopt(launch_info: LaunchInfo, device: torch.device, timeout_s: float) -> World:
@@ -373,6 +378,7 @@ class World:
             address = [local_address_towards(master_address(env)), s.getsockname()[1]]
         host, port = json.loads(self.all_gather_str(json.dumps(address))[ranks[0]])
         self.close()
+        shutdown_sockets(self._group_sockets | self._store_sockets)  # torch would leave them open
         info = LaunchInfo(ranks.index(self.rank), len(ranks), self.launch_info.local_rank, self.launch_info.local_size)
         return World.join(info, self.device, self.timeout_s, {"MASTER_ADDR": host, "MASTER_PORT": str(port)})
 

@@ -55,7 +55,7 @@ def record_options(options: DataOptions) -> RecordOptions:
 
 def load_dataset(options: DataOptions) -> Dataset:
     """Load the data that a run asks for. Raises UsageError if they cannot be read."""
-    has_labels = options.labels or options.only_class is not None
+    has_labels = options.labels or options.only is not None
     dataset = load_data(
         options.path,
         resolution=options.resolution or None,
@@ -68,7 +68,7 @@ def load_dataset(options: DataOptions) -> Dataset:
         value_range=options.range,
         records=record_options(options),
     )
-    return dataset if options.only_class is None else dataset.only_class(options.only_class)
+    return dataset if options.only is None else dataset.only_class(options.only)
 
 
 def resolve(run: Run, dataset: Dataset) -> Run:

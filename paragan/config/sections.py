@@ -98,7 +98,7 @@ class DataOptions:
     labels     : whether G and D are conditioned on the class
     label_key  : the key or column that holds the labels, where a data set has several (empty: the usual one)
     mirror     : flip every second image left to right
-    only_class : train on the images of this class only, by its number (null: all); G and D are then unconditional
+    only       : train on the images of this class only, by its number (null: all); G and D are then unconditional
     cache      : decode all images into memory, or stream them (auto: local data of at most 2 GiB are kept in memory)
     max_bad_fraction : how much of the data may be damaged or missing; other images of the same class replace it
     max_pixels : of an image; larger files are refused, as they may be made to fill the memory (0: 89,478,485)
@@ -121,7 +121,7 @@ class DataOptions:
     labels: bool = True
     label_key: Annotated[str, BeforeValidator(str)] = ""
     mirror: bool = False
-    only_class: NonNegativeInt | None = None
+    only: NonNegativeInt | None = None
     cache: CacheMode = "auto"
     max_bad_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.01
     max_pixels: NonNegativeInt = 0

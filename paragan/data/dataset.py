@@ -141,15 +141,15 @@ class Dataset:
             UsageError: there is no such class, or it has no image.
         """
         if self.labels is None:
-            raise UsageError(f"data.only_class={label}: these images have no classes. Leave data.only_class out")
+            raise UsageError(f"data.only={label}: these images have no classes. Leave data.only out")
         if not 0 <= label < len(self.classes):
             raise UsageError(
-                f"data.only_class={label}: there is no such class. Use a number from 0 to {len(self.classes) - 1}"
+                f"data.only={label}: there is no such class. Use a number from 0 to {len(self.classes) - 1}"
             )
         rows = np.flatnonzero(self.labels == label)
         if not len(rows):
             raise UsageError(
-                f"data.only_class={label}: class {self.classes[label]} has no image; add some, or use another class"
+                f"data.only={label}: class {self.classes[label]} has no image; add some, or use another class"
             )
         notes = (*self.notes, f"only class {label} ({self.classes[label]})")
         if isinstance(self.images, StreamingRows):

@@ -34,7 +34,7 @@ class DataReadiness:
         self.is_active = is_remote and world.size > 1 and not world.is_elastic and role.main_has_all_players
         self.world = world
         self.lanes = lanes
-        self._key_prefix = f"supply/{run.data.only_class}"  # one world may play several games, one after the other
+        self._key_prefix = f"supply/{run.data.only}"  # one world may play several games, one after the other
         self._has_single_d_step = run.d_steps == 1  # then a round takes one position of the lanes
         self._local_rounds = 0
         self._common_rounds = 0

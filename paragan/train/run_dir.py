@@ -24,7 +24,7 @@ from paragan.config.sections import DataOptions
 from paragan.core.atomic_write import atomic_write_bytes
 from paragan.core.errors import UsageError
 from paragan.core.schema import did_you_mean, from_dict, read_yaml, to_yaml
-from paragan.models.model import read_spec
+from paragan.models.model import find_model_dir, is_per_label, read_spec
 from paragan.models.model_files import read_model_config
 from paragan.nets import Nets
 
@@ -195,18 +195,19 @@ def resolve_scored_run(path: Path, data: str | None) -> tuple[Path, Run]:
     """Return a folder whose model can be scored, and the run that says against what.
 
     Args:
-        path: a run folder; or a model folder, such as an imported one.
+        path: a run folder; or a model folder, such as an imported one, or a folder with a pooled model.
         data: the data to score a model folder against.
 
     Raises:
         UsageError: it is neither, or a model folder without `data`.
     """
-    if (path / "run.yaml").exists() or not (path / "model.safetensors").exists():
+    is_model = (path / "model.safetensors").exists() or any(map(is_per_label, (path, path / "model")))
+    if (path / "run.yaml").exists() or not is_model:
         run_dir = require_run_dir(path)
         return run_dir, load_run_without_user_code(run_dir)
     if not data:
         raise UsageError(f"--data: {path} is a model without its run. Use --data PATH to say what it is scored against")
-    recipe = str(read_model_config(path).get("recipe", "custom"))
+    recipe = str(read_model_config(find_model_dir(path)).get("recipe", "custom"))
     return path, Run(recipe=recipe, data=replace(data_options_of_model(path), path=data))
 
 

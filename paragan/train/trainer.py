@@ -99,10 +99,13 @@ class TrainJob:
     existing: RunningRun | None = None
 
     def join_world(self, device: torch.device) -> World:
-        """Connect to the other ranks: at MASTER_ADDR, or, with an elastic strategy, in the run they are training."""
+        """Connect to the other ranks: at MASTER_ADDR, or, with an elastic strategy, in the run they are training.
+
+        A process group that exists is used instead. It ends with the first rank that is lost.
+        """
         run = self.run
         rank_loss_timeout_s = run.strategy.rank_loss_timeout_s
-        if self.launch_info.size == 1 or not rank_loss_timeout_s:
+        if self.launch_info.size == 1 or not rank_loss_timeout_s or World.can_adopt():
             return World.join(self.launch_info, device, run.timeout_s)
         for run_dir, addresses, fingerprint in find_live_runs(self.request):
             if not any(is_listening(address.host, address.port) for address in addresses.values()):

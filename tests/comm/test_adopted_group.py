@@ -5,9 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
+import tiny_run
 from paragan.comm.launch_info import LaunchInfo
 from paragan.comm.process_group import CommunicationError, c10d
 from paragan.comm.world import World
+from paragan.train.run_dir_selection import RunDirRequest
+from paragan.train.trainer import TrainJob
 
 CPU = torch.device("cpu")
 
@@ -27,6 +30,17 @@ def test_a_group_that_exists_is_used_and_left_as_it_is(in_foreign_group):
 
     texts = [f"rank {rank} of 3" for rank in range(3)]
     assert in_foreign_group(3, job) == [((6.0, 6.0), texts, 6.0, True)] * 3
+
+
+def test_a_strategy_that_survives_lost_ranks_uses_it_too(in_foreign_group):
+    def job():
+        run = tiny_run.make_run("strategy=gossip")
+        assert run.strategy.survives_rank_loss
+        train_job = TrainJob(run, LaunchInfo(c10d.get_rank(), 2), RunDirRequest())
+        with train_job.join_world(CPU) as world:  # at no MASTER_ADDR
+            return world.is_elastic, sum_over(lambda x: world.all_ranks.all_reduce_sum(x).wait())
+
+    assert in_foreign_group(2, job) == [(False, 3.0)] * 2
 
 
 def test_it_is_adopted_again_after_it_was_left(in_foreign_group):

@@ -12,9 +12,9 @@ from processes import run_cli
 SMALL = ["train", "folder", "-n", "--nets.width=8", "--batch=16", "--lanes=2", "--evaluation.metrics=[]"]
 CASES = [
     Case(
-        "--data=DIR/plain.npz --data.only_class=1",
-        "data.only_class=1: these images have no classes. Leave data.only_class out",
-        ("~data.only_class",),
+        "--data=DIR/plain.npz --data.only=1",
+        "data.only=1: these images have no classes. Leave data.only out",
+        ("~data.only",),
     ),
 ]
 

@@ -29,7 +29,7 @@ class RMSProp:
 )
 def test_clipped_critic(pool, ranks, n_critic, optimizer):
     """n_critic times: step of D, clip(D, -c, c); then G steps against that D."""
-    fields = (f"d_steps={n_critic}", f"objective.clip={CLIP}", "data.only_class=3")
+    fields = (f"d_steps={n_critic}", f"objective.clip={CLIP}", "data.only=3")
     settings = ("strategy=sync", *fields, *(RMSPROP if optimizer == "rmsprop" else ADAM))
     game, every = JointGame(settings, ranks), range(ranks)
     g, d = split(game.start)

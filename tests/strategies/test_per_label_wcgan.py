@@ -98,7 +98,6 @@ def test_training_sends_no_messages(tmp_path, processes):
         "    assert not there, there\n"
         "loop.play_round = play_round\n"
     )
-    patch = patch if _has_psutil() else ""
     ranks = processes.start_ranks(
         3, *command(tmp_path / "run"), start=lambda *a, **e: processes.start_forked(*a, patch=patch, **e)
     )
@@ -111,14 +110,6 @@ def test_training_sends_no_messages(tmp_path, processes):
         entry = LeaseQueue(tmp_path / "run" / "queue", 60).entry(f"{number:04d}")
         workers.add(entry.worker)
     assert len(workers) == 3
-
-
-def _has_psutil():
-    try:
-        import psutil  # noqa: F401
-    except ImportError:
-        return False
-    return True
 
 
 def test_any_number_of_workers_train_the_same(done, tmp_path, processes):
@@ -213,7 +204,7 @@ def test_frozen_worker_is_replaced_and_exits_on_wakeup(done, tmp_path, processes
 def test_label_that_kills_workers_is_marked_failed(tmp_path, processes):
     poison = (
         "import os, paragan.train.loop as l; o = l.play_round\n"
-        "l.play_round = lambda s: os._exit(9) if s.run.data.only_class == 0 else o(s)\n"
+        "l.play_round = lambda s: os._exit(9) if s.run.data.only == 0 else o(s)\n"
     )
     for _ in range(5):
         assert processes.start_forked(*command(tmp_path / "run"), patch=poison).wait(60) == 9
@@ -231,7 +222,7 @@ def test_label_that_kills_workers_is_marked_failed(tmp_path, processes):
 
 def test_diverging_label_does_not_stop_the_others(tmp_path):
     def spoil(session):
-        if session.run.data.only_class == 2:
+        if session.run.data.only == 2:
             session.game.g.flat.params.fill_(float("nan"))
 
     with on_step(2, spoil):

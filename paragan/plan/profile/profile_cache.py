@@ -24,7 +24,7 @@ IGNORED_RUN_FIELDS = (
     *("recipe", "kimg", "seed", "init_from", "evaluation", "output", "health", "on_divergence", "timeout_s"),
     *("strategy", "batch", "g_batch", "ramp", "lanes", "ema", "reasons", "auto_choice", "fingerprints"),
 )
-IGNORED_DATA_FIELDS = ("path", "range", "label_key", "only_class", "cache", "max_bad_fraction", "remote", "prefetch")
+IGNORED_DATA_FIELDS = ("path", "range", "label_key", "only", "cache", "max_bad_fraction", "remote", "prefetch")
 IGNORED_DEVICE_FIELDS = ("kind", "threads", "precision")  # part of DeviceInfo
 
 

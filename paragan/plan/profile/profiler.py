@@ -112,7 +112,7 @@ def profile_run(
     if run.per_label:
         raise UsageError(
             f"--strategy {run.strategy.name}: it trains one game per label. Profile one of them with --strategy sync "
-            "--data.only_class=0"
+            "--data.only=0"
         )
     batches = local_batches(run, options.batches)
     settings = {

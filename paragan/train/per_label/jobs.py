@@ -140,7 +140,7 @@ def _label_run(
     output = run.output
     return dataclasses.replace(
         run,
-        data=dataclasses.replace(run.data, only_class=label, labels=False),
+        data=dataclasses.replace(run.data, only=label, labels=False),
         strategy=strategy.per_label_strategy,
         kimg=round(run.kimg * share, 9),
         seed=run.seed + label,

@@ -262,7 +262,7 @@ def test_profiles_are_cached(monkeypatch):
 
 
 def test_a_run_per_label_has_many_games():
-    with pytest.raises(UsageError, match=r"--data\.only_class=0"):
+    with pytest.raises(UsageError, match=r"--data\.only=0"):
         measured(tiny_run.make_run("strategy=per-label"))
 
 

@@ -39,7 +39,7 @@ def test_a_label_is_an_ordinary_run_on_its_images():
     first = make_label_jobs("kimg=3", "seed=7", "output.tick_kimg=3", "objective.r1=2")[1]
     assert (first.label, first.name, first.class_name, first.num_images) == (1, "0001", "bee", 10)
     assert first.run.strategy.name == "sync"
-    assert first.run.data.only_class == 1
+    assert first.run.data.only == 1
     assert not first.run.data.labels
     assert first.run.kimg == pytest.approx(1)
     assert first.run.output.tick_kimg == pytest.approx(1)

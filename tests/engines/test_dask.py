@@ -1,0 +1,31 @@
+"""Label runs by the workers of a real Dask cluster on this machine."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+
+import pytest
+
+import example_runs
+import paragan
+
+REQUIRED = os.environ.get("PARAGAN_ENGINES") == "required"
+
+pytestmark = [
+    pytest.mark.skipif(
+        not importlib.util.find_spec("distributed") and not REQUIRED,
+        reason='there is no Dask: pip install "paragan[dask]"',
+    ),
+    pytest.mark.timeout(600),
+]
+
+
+def test_a_label_whose_worker_is_killed_is_trained_again_and_all_are_pooled(model_of_the_queue, tmp_path):
+    arguments = (f"--labels={example_runs.NUM_LABELS}", "--dir=labels", *example_runs.label_args(tmp_path))
+    with example_runs.started(tmp_path, "examples.dask.labels", "--workers=2", *arguments) as run:
+        run.kill_owner(tmp_path / "labels" / "1")
+        assert run.wait() == 0
+        assert "resumed from labels/1/checkpoints/" in run.output
+    assert example_runs.model_files(tmp_path / "labels") == model_of_the_queue
+    assert paragan.load(tmp_path / "labels").sample(6).shape == (6, 8, 8, 1)
