@@ -20,6 +20,7 @@ from paragan.comm.lost_ranks import raise_if_lost
 from paragan.comm.process_group import POLL_S, CommunicationError, Store, c10d
 from paragan.comm.sockets import CONNECT_TIMEOUT_S, SocketId, is_connected, open_sockets, set_recv_timeout
 from paragan.comm.store_port import GREETING, StorePort
+from paragan.core.errors import UsageError
 
 WAIT_NOTICE_S = 10.0  # after which a process says for whom it waits
 GREETING_TIMEOUT_S = 0.1  # how long to listen for words of a process at the port: torch's store does not speak first
@@ -32,7 +33,7 @@ def has_agent_store(env: Mapping[str, str]) -> bool:
 
 
 def rendezvous(
-    launch_info: LaunchInfo, env: Mapping[str, str], timeout_s: float
+    launch_info: LaunchInfo, env: Mapping[str, str], timeout_s: float, strategies: str = "lockstep strategies"
 ) -> tuple[Store, set[SocketId], StorePort | None]:
     """Connect to the key-value store that all ranks share; rank 0 serves it, unless torchrun does.
 
@@ -41,6 +42,7 @@ def rendezvous(
         env: has MASTER_ADDR and MASTER_PORT.
         timeout_s: how long to wait for the server, and for each of its answers. torch's own timeout does not cover a
             server that is frozen.
+        strategies: the kind that this rank forms a world for; the same on all ranks.
 
     Returns:
         The store, the sockets of its connections, and the port on the rank that serves it.
@@ -76,6 +78,7 @@ def rendezvous(
         set_recv_timeout(connections, timeout_s)
         if not has_agent_store(env):
             _claim_rank(store, launch_info, f"{address}:{port}")
+        _check_strategies(store, launch_info, strategies, env)
         return store, connections, store_port
     except CommunicationError:
         raise
@@ -121,6 +124,18 @@ def _claim_rank(store: Any, launch_info: LaunchInfo, address: str) -> None:
         raise CommunicationError(
             f"rank {launch_info.rank} is at {address} (MASTER_ADDR:MASTER_PORT) already: another run, or an earlier "
             "start of this one. End it, or use another MASTER_PORT"
+        )
+
+
+def _check_strategies(store: Any, launch_info: LaunchInfo, strategies: str, env: Mapping[str, str]) -> None:
+    """Raise UsageError on ranks that form another kind of world than the first one that came."""
+    attempt = env.get("TORCHELASTIC_RESTART_COUNT", "0")  # torchrun's store outlives its restarts
+    first = store.compare_set(f"strategies/{attempt}", "", strategies).decode()
+    if first != strategies:
+        raise UsageError(
+            f"--strategy: is one of the {strategies} on rank {launch_info.rank}, and of the {first} on another rank. "
+            "Use the same command on all",
+            same_on_all_ranks=False,
         )
 
 

@@ -187,6 +187,8 @@ def check_shared_storage(path: Path, world: World) -> None:
             time.sleep(0.1)
         return True
 
-    on_all_ranks(world, wait_for_marker)
-    if world.is_main:
-        marker.unlink()
+    try:
+        on_all_ranks(world, wait_for_marker)
+    finally:
+        if world.is_main:
+            marker.unlink(missing_ok=True)

@@ -113,3 +113,19 @@ def test_a_program_that_speaks_first_or_closes_at_once_is_no_store():
         threading.Thread(target=greet, daemon=True).start()
         with pytest.raises(CommunicationError, match="does not answer as rank 0 does"):
             rendezvous(LaunchInfo(1, 2), address("127.0.0.1", port), 0.05)
+
+
+def test_ranks_with_strategies_of_two_kinds_meet_once_they_have_one_as_advised():
+    port = free_port()
+    first, *_ = rendezvous(LaunchInfo(0, 2), address("127.0.0.1", port), 10.0)
+    with advises(
+        "--strategy: is one of the strategies that survive lost ranks on rank 1, and of the lockstep strategies on "
+        "another rank. Use the same command on all"
+    ) as refusal:
+        rendezvous(LaunchInfo(1, 2), address("127.0.0.1", port), 10.0, "strategies that survive lost ranks")
+    assert not refusal.value.same_on_all_ranks
+    assert first.check(["arrived/1"])
+    port = free_port()
+    store, *_ = rendezvous(LaunchInfo(0, 2), address("127.0.0.1", port), 10.0, "strategies that survive lost ranks")
+    assert rendezvous(LaunchInfo(1, 2), address("127.0.0.1", port), 10.0, "strategies that survive lost ranks")
+    assert store.check(["arrived/1"])

@@ -145,7 +145,9 @@ class ElasticWorld(World):
             CommunicationError: a rank is missing.
             RunError: the group could not be formed.
         """
-        rendezvous_store, connections, store_port = rendezvous(launch_info, env, timeout_s)
+        rendezvous_store, connections, store_port = rendezvous(
+            launch_info, env, timeout_s, "strategies that survive lost ranks"
+        )
         local_host = local_address_towards(master_address(env))
         world = ElasticWorld(launch_info, device, local_host, timeout_s, link_timeout_s)
         world._rendezvous_store = rendezvous_store  # keeps it open: other ranks may still read from it
