@@ -134,7 +134,7 @@ def _check_strategies(store: Any, launch_info: LaunchInfo, strategies: str, env:
     if first != strategies:
         raise UsageError(
             f"--strategy: is one of the {strategies} on rank {launch_info.rank}, and of the {first} on another rank. "
-            "Use the same command on all",
+            "Use one strategy on all ranks",
             same_on_all_ranks=False,
         )
 

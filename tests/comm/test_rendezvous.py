@@ -120,7 +120,7 @@ def test_ranks_with_strategies_of_two_kinds_meet_once_they_have_one_as_advised()
     first, *_ = rendezvous(LaunchInfo(0, 2), address("127.0.0.1", port), 10.0)
     with advises(
         "--strategy: is one of the strategies that survive lost ranks on rank 1, and of the lockstep strategies on "
-        "another rank. Use the same command on all"
+        "another rank. Use one strategy on all ranks"
     ) as refusal:
         rendezvous(LaunchInfo(1, 2), address("127.0.0.1", port), 10.0, "strategies that survive lost ranks")
     assert not refusal.value.same_on_all_ranks
