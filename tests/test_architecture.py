@@ -94,7 +94,7 @@ DESIGN_WORDS = ("Game", "Player", "Turn", "Round", "Lane", "Exchange", "Role", "
 
 # Folders of tests and benchmarks that are not named after a package.
 TEST_FOLDERS = {"contracts", "engines", "oracles", "standin"}
-BENCHMARK_FOLDERS = {"figures", "lib", "per_label", "quality", "speed"}
+BENCHMARK_FOLDERS = {"figures", "lib", "per_label", "quality", "resilience", "speed"}
 
 # Fields of strategies that have another name now: one idea, one word.
 FORMER_FIELDS = {

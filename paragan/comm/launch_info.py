@@ -186,9 +186,13 @@ def master_address(env: Mapping[str, str]) -> tuple[str, int]:
         raise UsageError(
             "MASTER_ADDR: is not set, and mpirun started ranks on several hosts. Use `mpirun -x MASTER_ADDR=HOST` of "
             "Open MPI or `mpirun -genv MASTER_ADDR HOST` of MPICH and Intel MPI, with the host of rank 0",
+            same_on_all_ranks=False,
         )
     if not address:
-        raise UsageError("MASTER_ADDR: is not set. Start with torchrun, srun, mpirun or `--ranks N` of paragan")
+        raise UsageError(
+            "MASTER_ADDR: is not set. Start with torchrun, srun, mpirun or `--ranks N` of paragan",
+            same_on_all_ranks=False,
+        )
     port = _read_int(env, "MASTER_PORT", _default_port(env, launcher))
     if not 0 < port < 65536:
         raise UsageError(f"MASTER_PORT={port}: must be between 1 and 65535", same_on_all_ranks=False)

@@ -18,9 +18,13 @@ from paragan.comm.blocking_calls import call_with_timeout
 from paragan.comm.launch_info import LaunchInfo, master_address
 from paragan.comm.lost_ranks import raise_if_lost
 from paragan.comm.process_group import POLL_S, CommunicationError, Store, c10d
-from paragan.comm.sockets import SocketId, is_connected, open_sockets, set_recv_timeout
+from paragan.comm.sockets import CONNECT_TIMEOUT_S, SocketId, is_connected, open_sockets, set_recv_timeout
+from paragan.comm.store_port import GREETING, StorePort
+from paragan.core.errors import UsageError
 
 WAIT_NOTICE_S = 10.0  # after which a process says for whom it waits
+GREETING_TIMEOUT_S = 0.1  # how long to listen for words of a process at the port: torch's store does not speak first
+SECRET_ENV = "PARAGAN_SECRET"  # begins the keys of a run in the store; `--ranks` sets it
 
 
 def has_agent_store(env: Mapping[str, str]) -> bool:
@@ -28,7 +32,9 @@ def has_agent_store(env: Mapping[str, str]) -> bool:
     return env.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
-def rendezvous(launch_info: LaunchInfo, env: Mapping[str, str], timeout_s: float) -> tuple[Store, set[SocketId]]:
+def rendezvous(
+    launch_info: LaunchInfo, env: Mapping[str, str], timeout_s: float, strategies: str = "lockstep strategies"
+) -> tuple[Store, set[SocketId], StorePort | None]:
     """Connect to the key-value store that all ranks share; rank 0 serves it, unless torchrun does.
 
     Args:
@@ -36,9 +42,10 @@ def rendezvous(launch_info: LaunchInfo, env: Mapping[str, str], timeout_s: float
         env: has MASTER_ADDR and MASTER_PORT.
         timeout_s: how long to wait for the server, and for each of its answers. torch's own timeout does not cover a
             server that is frozen.
+        strategies: the kind that this rank forms a world for; the same on all ranks.
 
     Returns:
-        The store, and the sockets of its connections.
+        The store, the sockets of its connections, and the port on the rank that serves it.
 
     Raises:
         CommunicationError: there is no server, or the port is taken.
@@ -56,20 +63,23 @@ def rendezvous(launch_info: LaunchInfo, env: Mapping[str, str], timeout_s: float
     notice.awaited = f"rank 0 at {address}:{port} (MASTER_ADDR:MASTER_PORT)"
     try:
         if not is_server:
-            _await_server(address, port, timeout_s, check)
+            _await_server(address, port, launch_info.rank, timeout_s, check)
+        store_port = StorePort(address, port) if is_server else None
         before = open_sockets()
         store = call_with_timeout(
-            lambda: _open_store(address, port, launch_info.size, is_server, timeout_s),
+            lambda: _open_store(address, port, launch_info.size, store_port, timeout_s),
             timeout_s,
-            f"a process listens at {address}:{port} (MASTER_ADDR:MASTER_PORT), but does not answer as rank 0 does, "
-            f"says rank {launch_info.rank}. Use another MASTER_PORT",
+            _not_a_store(address, port, launch_info.rank),
             check,
         )
+        if SECRET_ENV in env:
+            store = c10d.PrefixStore(env[SECRET_ENV], store)
         connections = set(filter(is_connected, open_sockets() - before))  # leaves out pipes of other threads
         set_recv_timeout(connections, timeout_s)
         if not has_agent_store(env):
             _claim_rank(store, launch_info, f"{address}:{port}")
-        return store, connections
+        _check_strategies(store, launch_info, strategies, env)
+        return store, connections, store_port
     except CommunicationError:
         raise
     except (RuntimeError, ValueError, OSError) as error:  # DistNetworkError is a RuntimeError
@@ -81,13 +91,19 @@ def rendezvous(launch_info: LaunchInfo, env: Mapping[str, str], timeout_s: float
         ) from error
 
 
-def _open_store(address: str, port: int, size: int, is_server: bool, timeout_s: float) -> Any:
-    """Return torch's store. Rank 0 serves it at a loopback address alone if that is the address, else everywhere."""
-    listener = None
-    if is_server and address in ("127.0.0.1", "localhost"):
-        listener = socket.create_server((address, port), backlog=2048).detach()
+def _open_store(address: str, port: int, size: int, store_port: StorePort | None, timeout_s: float) -> Any:
+    """Return torch's store, which this rank serves if it has the port."""
     timeout = timedelta(seconds=timeout_s)
-    return c10d.TCPStore(*(address, port, size, is_server, timeout), wait_for_workers=False, master_listen_fd=listener)
+    listener = store_port.descriptor if store_port else None
+    options = (address, port, size, store_port is not None, timeout)
+    return c10d.TCPStore(*options, wait_for_workers=False, master_listen_fd=listener)
+
+
+def _not_a_store(address: str, port: int, rank: int) -> str:
+    return (
+        f"a process listens at {address}:{port} (MASTER_ADDR:MASTER_PORT), but does not answer as rank 0 does, "
+        f"says rank {rank}. Use another MASTER_PORT"
+    )
 
 
 def _claim_rank(store: Any, launch_info: LaunchInfo, address: str) -> None:
@@ -108,6 +124,18 @@ def _claim_rank(store: Any, launch_info: LaunchInfo, address: str) -> None:
         raise CommunicationError(
             f"rank {launch_info.rank} is at {address} (MASTER_ADDR:MASTER_PORT) already: another run, or an earlier "
             "start of this one. End it, or use another MASTER_PORT"
+        )
+
+
+def _check_strategies(store: Any, launch_info: LaunchInfo, strategies: str, env: Mapping[str, str]) -> None:
+    """Raise UsageError on ranks that form another kind of world than the first one that came."""
+    attempt = env.get("TORCHELASTIC_RESTART_COUNT", "0")  # torchrun's store outlives its restarts
+    first = store.compare_set(f"strategies/{attempt}", "", strategies).decode()
+    if first != strategies:
+        raise UsageError(
+            f"--strategy: is one of the {strategies} on rank {launch_info.rank}, and of the {first} on another rank. "
+            "Use one strategy on all ranks",
+            same_on_all_ranks=False,
         )
 
 
@@ -133,21 +161,44 @@ def _await_name(host: str, timeout_s: float, check: Callable[[], None]) -> None:
             time.sleep(POLL_S)
 
 
-def _await_server(address: str, port: int, timeout_s: float, check: Callable[[], None]) -> None:
-    """Return when a process listens there. torch's own attempts would print a stack trace each.
+def _await_server(address: str, port: int, rank: int, timeout_s: float, check: Callable[[], None]) -> None:
+    """Return when a process listens there as a store does. torch's own attempts would print a stack trace each.
 
     check: called again and again meanwhile.
+
+    Raises:
+        CommunicationError: the ranks of that run have met already, or the process there is another program.
     """
     deadline = time.monotonic() + timeout_s
     while True:
+        left_s = max(deadline - time.monotonic(), POLL_S)
         try:
-            socket.create_connection((address, port), timeout=max(deadline - time.monotonic(), POLL_S)).close()
-            return
+            with socket.create_connection((address, port), timeout=min(left_s, CONNECT_TIMEOUT_S)) as probe:
+                words = _first_words(probe)
         except OSError:
             if time.monotonic() > deadline:
                 raise
-            check()
-            time.sleep(POLL_S)
+        else:
+            if words is None:
+                return
+            if words == GREETING:
+                raise CommunicationError(
+                    f"the ranks of the run at {address}:{port} (MASTER_ADDR:MASTER_PORT) have met already, and this is "
+                    f"one more with rank {rank}. Use another MASTER_PORT, or another rank for each process"
+                )
+            if time.monotonic() > deadline:
+                raise CommunicationError(_not_a_store(address, port, rank))
+        check()
+        time.sleep(POLL_S)
+
+
+def _first_words(connection: socket.socket) -> bytes | None:
+    """Return what the other end says without being asked, empty if it closes the connection; None if it listens."""
+    connection.settimeout(GREETING_TIMEOUT_S)
+    try:
+        return connection.recv(len(GREETING))
+    except TimeoutError:
+        return None
 
 
 class WaitNotice:

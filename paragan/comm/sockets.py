@@ -9,18 +9,22 @@ Shutting a socket down wakes those who wait at either end, which gloo's own `abo
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import socket
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 from paragan.comm.process_group import CommunicationError
 
 SocketId = tuple[int, str]  # an open socket: its descriptor, and its inode as /proc names it ("socket:[4711]")
 Address = tuple[str, int]  # host and port
 
-CONNECT_TIMEOUT_S = 2.0  # how long `is_listening` waits for a connection
+CONNECT_TIMEOUT_S = 2.0  # how long one attempt to connect may take
+SO_ATTACH_FILTER = 26  # of Linux: a filter of the packets to a socket
+BPF_RETURN = 6  # the instruction of such a filter that lets through as many bytes as it names
 
 
 def open_sockets() -> set[SocketId]:
@@ -32,6 +36,13 @@ def open_sockets() -> set[SocketId]:
             if target.startswith("socket:"):
                 sockets.add((int(entry.name), target))
     return sockets
+
+
+def socket_id_of(descriptor: int) -> SocketId:
+    """Return what identifies the open socket of this descriptor."""
+    with contextlib.suppress(OSError):
+        return descriptor, str(Path(f"/proc/self/fd/{descriptor}").readlink())
+    return descriptor, ""
 
 
 def duplicate_socket(socket_id: SocketId) -> socket.socket | None:
@@ -54,6 +65,20 @@ def is_connected(socket_id: SocketId) -> bool:
     return False
 
 
+def local_ends(socket_ids: Iterable[SocketId]) -> list[Address]:
+    """Return the addresses of this process's ends of these connections."""
+    ends: list[Address] = []
+    for handle in filter(None, map(duplicate_socket, socket_ids)):
+        with contextlib.suppress(OSError), handle:
+            ends.append(plain_address(handle.getsockname()))
+    return ends
+
+
+def plain_address(name: Sequence[Any]) -> Address:
+    """Return host and port of a socket's name; IPv4 addresses also where they are written as IPv6."""
+    return name[0].removeprefix("::ffff:"), name[1]
+
+
 def is_listener(handle: socket.socket) -> bool:
     """Return whether this socket accepts connections."""
     return bool(handle.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
@@ -65,6 +90,16 @@ def shutdown_sockets(socket_ids: Iterable[SocketId]) -> None:
         with contextlib.suppress(OSError), handle:
             if not is_listener(handle):  # gloo fails without its listener
                 handle.shutdown(socket.SHUT_RDWR)
+
+
+def deafen_listeners(socket_ids: Iterable[SocketId]) -> None:
+    """Let the listeners among these sockets drop every new connection (Linux). gloo still fails without a listener."""
+    drop_all = ctypes.create_string_buffer(struct.pack("HBBI", BPF_RETURN, 0, 0, 0))
+    program = struct.pack("HP", 1, ctypes.addressof(drop_all))
+    for handle in filter(None, map(duplicate_socket, socket_ids)):
+        with contextlib.suppress(OSError), handle:
+            if is_listener(handle) and handle.family != socket.AF_UNIX:
+                handle.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, program)
 
 
 def replace_sockets(socket_ids: Iterable[SocketId]) -> None:

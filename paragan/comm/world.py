@@ -38,9 +38,10 @@ from paragan.comm.process_group import (
     describe_torch_error,
     new_gloo_group,
 )
-from paragan.comm.rendezvous import WaitNotice, has_agent_store, rendezvous
+from paragan.comm.rendezvous import SECRET_ENV, WaitNotice, has_agent_store, rendezvous
 from paragan.comm.sockets import (
     SocketId,
+    deafen_listeners,
     is_closed,
     is_connected,
     local_address_towards,
@@ -49,6 +50,7 @@ from paragan.comm.sockets import (
     set_recv_timeout,
     shutdown_sockets,
 )
+from paragan.comm.store_port import StorePort, describe_ends
 from paragan.core.devices import backend_of
 from paragan.core.errors import Interrupted, RunError, UsageError
 
@@ -88,6 +90,7 @@ class World:
         self._adopted_group: Any = None  # the group of this world, where the default one is not ours
         self._silent_ranks = list[int]()  # ranks that reported no reason for their failure
         self._store_sockets = set[SocketId]()  # connections to the store
+        self._store_port: StorePort | None = None  # of the store, if this rank serves it
         self._peer_sockets = set[SocketId]()  # connections to other ranks, of the group of all
         self._group_sockets = set[SocketId]()  # the same, of every group
 
@@ -126,17 +129,22 @@ class World:
             raise UsageError("world: its ranks are in a group already. Call close of the ScalingManager that formed it")
         if number:
             _check_store_lasts(env)
-        store, connections = rendezvous(launch_info, env, timeout_s)
+        store, connections, store_port = rendezvous(launch_info, env, timeout_s)
         attempt = env.get("TORCHELASTIC_RESTART_COUNT", "0")  # torchrun's store outlives its restarts
         attempt = f"{attempt}/{number}" if number else attempt
         world = World(launch_info, device, c10d.PrefixStore(f"paragan/{attempt}", store), SingleRankGroup(), timeout_s)
         world._store_sockets = connections
+        world._store_port = store_port
         world._check_devices()  # also names a missing rank, which torch would not
         with world._recording_sockets():
             world._init_process_group(c10d.PrefixStore(f"group/{attempt}", store))
         World._formed_default_group = True
         world.all_ranks = TorchGroup(c10d.group.WORLD, has_lost_peer=world._has_lost_peer)
         world._peer_sockets = world._group_sockets
+        if backend_of(device).dist_backend == "gloo":  # NCCL opens connections to the store whenever it forms a group
+            client_ends = world.all_gather_str(describe_ends(connections))
+            if store_port:
+                store_port.close_to_strangers(client_ends)
         return world
 
     def _init_process_group(self, store: Store) -> None:
@@ -273,6 +281,8 @@ class World:
         try:
             yield
         finally:
+            if backend_of(self.device).dist_backend == "gloo":
+                deafen_listeners(open_sockets() - before)
             new_sockets = set(filter(is_connected, open_sockets() - before))
             self._group_sockets = self._group_sockets | new_sockets  # not in place: another thread may iterate over it
 
@@ -380,7 +390,8 @@ class World:
         self.close()
         shutdown_sockets(self._group_sockets | self._store_sockets)  # torch would leave them open
         info = LaunchInfo(ranks.index(self.rank), len(ranks), self.launch_info.local_rank, self.launch_info.local_size)
-        return World.join(info, self.device, self.timeout_s, {"MASTER_ADDR": host, "MASTER_PORT": str(port)})
+        secret = {name: value for name, value in env.items() if name == SECRET_ENV}
+        return World.join(info, self.device, self.timeout_s, {"MASTER_ADDR": host, "MASTER_PORT": str(port)} | secret)
 
     def __enter__(self) -> World:
         return self
@@ -424,6 +435,8 @@ class World:
         if self.size == 1:
             return
         self._leave_store()
+        if self._store_port:
+            self._store_port.close()
         if c10d.is_initialized():  # a script may have destroyed all groups at its end
             c10d.destroy_process_group(self._adopted_group)  # None: the default one
         if self._adopted_group is None:

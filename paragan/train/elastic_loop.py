@@ -68,6 +68,7 @@ class ElasticTrainer:
         self._without_state = world.joined_late
         new_membership = world.membership if world.joined_late else None
         self._become_main(session)
+        world.close_rendezvous()
         with report_errors(session), StopCoordinator(world) as stop:
             while True:
                 try:

@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from types import FrameType
 
 from paragan.comm.lost_ranks import report_lost_rank
+from paragan.comm.rendezvous import SECRET_ENV
 from paragan.core.errors import RunError
 
 SHUTDOWN_GRACE_S = 30.0  # after one rank failed, for the others to end by themselves
@@ -38,6 +39,7 @@ def launch(ranks: int, arguments: Sequence[str], tolerate_lost_ranks: bool = Fal
         RunError: ranks were killed and none of the others says so.
     """
     port = _find_free_port()
+    secret = secrets.token_hex(16)
     processes: list[subprocess.Popen[bytes]] = []
     pipes: list[int] = []  # the launcher's ends, by rank
     forwarded: list[int] = []
@@ -53,7 +55,7 @@ def launch(ranks: int, arguments: Sequence[str], tolerate_lost_ranks: bool = Fal
         for rank in range(ranks):
             rank_end, launcher_end = os.pipe()
             pipes.append(launcher_end)
-            processes.append(_start_rank(rank, ranks, port, arguments, rank_end))
+            processes.append(_start_rank(rank, ranks, port, secret, arguments, rank_end))
             os.close(rank_end)
         status = _wait_for_ranks(processes, pipes, tolerate_lost_ranks)
         codes = [process.returncode for process in processes]
@@ -91,7 +93,9 @@ def _read_launcher_pipe(pipe: int) -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _start_rank(rank: int, ranks: int, port: int, arguments: Sequence[str], pipe: int) -> subprocess.Popen[bytes]:
+def _start_rank(
+    rank: int, ranks: int, port: int, secret: str, arguments: Sequence[str], pipe: int
+) -> subprocess.Popen[bytes]:
     variables = {
         "RANK": rank,
         "WORLD_SIZE": ranks,
@@ -99,6 +103,7 @@ def _start_rank(rank: int, ranks: int, port: int, arguments: Sequence[str], pipe
         "LOCAL_WORLD_SIZE": ranks,
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": port,
+        SECRET_ENV: secret,
         LAUNCHER_PIPE_ENV: pipe,
     }
     env = os.environ | {name: str(value) for name, value in variables.items()}

@@ -197,5 +197,5 @@ def sees_folder_of_main(path: Path, world: World) -> bool:
     is_seen = marker.exists()
     world.all_gather_str("looked")
     if world.is_main:
-        marker.unlink()
+        marker.unlink(missing_ok=True)
     return is_seen

@@ -325,7 +325,7 @@ def test_every_advised_launcher_sets_the_address(monkeypatch):
     assert master_address(mpirun(MPIRUN[0], 1, 2, 1, 2))[0] == "127.0.0.1"
     environments = []
     monkeypatch.setattr(local_launcher.subprocess, "Popen", lambda command, env, **rest: environments.append(env))
-    local_launcher._start_rank(1, 2, 4000, ["train"], 0)  # --ranks 2
+    local_launcher._start_rank(1, 2, 4000, "secret", ["train"], 0)  # --ranks 2
     assert LaunchInfo.from_environment(environments[0]) == LaunchInfo(1, 2, 1, 2)
     assert master_address(environments[0]) == ("127.0.0.1", 4000)
 
@@ -360,8 +360,8 @@ def test_a_port_of_another_run_is_changed_as_advised():
 
 
 def assert_ranks_meet(port: int) -> None:
-    store, _ = rendezvous(LaunchInfo(0, 2), local_env(port), 10)
-    other_store, _ = rendezvous(LaunchInfo(1, 2), local_env(port), 10)
+    store, *_ = rendezvous(LaunchInfo(0, 2), local_env(port), 10)
+    other_store, *_ = rendezvous(LaunchInfo(1, 2), local_env(port), 10)
     store.set("from", "rank 0")
     assert other_store.get("from") == b"rank 0"
 

@@ -50,6 +50,7 @@ from paragan.comm.process_group import POLL_S, CommunicationError, Group, Single
 from paragan.comm.rendezvous import rendezvous
 from paragan.comm.sockets import (
     SocketId,
+    deafen_listeners,
     duplicate_socket,
     is_closed,
     is_listener,
@@ -58,6 +59,7 @@ from paragan.comm.sockets import (
     open_sockets,
     shutdown_sockets,
 )
+from paragan.comm.store_port import describe_ends
 from paragan.comm.world import FAULT_WINDOW_S, World
 from paragan.core.errors import RunError
 
@@ -119,6 +121,7 @@ class ElasticWorld(World):
         self._attempts = itertools.count(1)
         self._closed = False
         self._rendezvous_store: Any = None
+        self._store_clients = list[str]()  # the ranks' ends of their connections to the rendezvous store
         threading.Thread(target=self._monitor_peers, daemon=True, name="elastic").start()
 
     @staticmethod
@@ -142,7 +145,9 @@ class ElasticWorld(World):
             CommunicationError: a rank is missing.
             RunError: the group could not be formed.
         """
-        rendezvous_store, _ = rendezvous(launch_info, env, timeout_s)
+        rendezvous_store, connections, store_port = rendezvous(
+            launch_info, env, timeout_s, "strategies that survive lost ranks"
+        )
         local_host = local_address_towards(master_address(env))
         world = ElasticWorld(launch_info, device, local_host, timeout_s, link_timeout_s)
         world._rendezvous_store = rendezvous_store  # keeps it open: other ranks may still read from it
@@ -150,6 +155,8 @@ class ElasticWorld(World):
         addresses: dict[int, ServerAddress] = {}
         for rank, text in enumerate(world.all_gather_str(json.dumps(world._server.address))):
             addresses[rank] = ServerAddress(*json.loads(text))
+        world._store_port = store_port
+        world._store_clients = world.all_gather_str(describe_ends(connections))
         try:
             world._adopt_membership(Membership(0, tuple(addresses), 0, 0, "start", addresses, {}))
         except CommunicationError as error:
@@ -189,6 +196,11 @@ class ElasticWorld(World):
         world._add_peers(reachable)
         world.request_join()
         return world
+
+    def close_rendezvous(self) -> None:
+        """Close the port of the rendezvous: from now on, ranks that come find the run by its folder."""
+        if self._store_port:
+            self._store_port.close_to_strangers(self._store_clients)
 
     # which ranks are alive ----------------------------------------------------------------------------------------
 
@@ -469,6 +481,7 @@ class ElasticWorld(World):
                     raise CommunicationError(f"timed out forming the process group with rank {names}")
         finally:
             store.cancelled = True
+            deafen_listeners(open_sockets() - sockets_before)
             new_sockets = set(filter(self._is_group_socket, open_sockets() - sockets_before))
             self._group_sockets = self._group_sockets | new_sockets  # not in place: another thread iterates over it
         if errors:
@@ -586,6 +599,8 @@ class ElasticWorld(World):
         for heartbeat in self._heartbeats.values():
             heartbeat.stopped = True
         self._server.close()
+        if self._store_port:
+            self._store_port.close()
 
     def abandon(self) -> None:
         """Leave after a failure: close the connections, so that the others notice."""

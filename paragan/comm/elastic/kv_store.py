@@ -24,7 +24,7 @@ from paragan.comm.process_group import POLL_S, CommunicationError, Store
 
 MAX_SECRET_CHARS = 64
 SECRET_TIMEOUT_S = 10.0
-MAX_UNAUTHENTICATED = 64  # connections that have not sent the secret yet; further ones are closed
+MAX_UNAUTHENTICATED = 64  # connections that have not sent the secret yet; the oldest is closed for a further one
 MAX_LINE_CHARS = 1 << 20  # of a request
 
 
@@ -42,7 +42,8 @@ class KVServer:
     def __init__(self, host: str):
         self._values: dict[str, str] = {}
         self._listener = socket.create_server((host, 0), backlog=128)
-        self._unauthenticated = threading.BoundedSemaphore(MAX_UNAUTHENTICATED)
+        self._unauthenticated: dict[socket.socket, None] = {}  # oldest first
+        self._lock = threading.Lock()
         self.address = ServerAddress(host, self._listener.getsockname()[1], secrets.token_hex(16))
         threading.Thread(target=self._accept_loop, daemon=True, name="kv-server").start()
 
@@ -72,14 +73,22 @@ class KVServer:
         while True:
             try:
                 connection, _ = self._listener.accept()
-                if not self._unauthenticated.acquire(blocking=False):
-                    connection.close()
-                    continue
+                self._admit(connection)
                 threading.Thread(target=self._serve, args=(connection,), daemon=True, name="kv-server").start()
             except (OSError, RuntimeError):  # out of descriptors or threads, perhaps only for a moment
                 if self._listener.fileno() < 0:
                     return  # closed
                 time.sleep(POLL_S)
+
+    def _admit(self, connection: socket.socket) -> None:
+        """Count a connection as one without the secret, and shut down the oldest of them if they are too many."""
+        with self._lock:
+            if len(self._unauthenticated) == MAX_UNAUTHENTICATED:
+                oldest = next(iter(self._unauthenticated))
+                del self._unauthenticated[oldest]
+                with contextlib.suppress(OSError):
+                    oldest.shutdown(socket.SHUT_RDWR)  # its thread closes it
+            self._unauthenticated[connection] = None
 
     def _serve(self, connection: socket.socket) -> None:
         """Answer requests, one JSON line each: [key, value to write or null] -> the value."""
@@ -88,7 +97,8 @@ class KVServer:
                 if not self._authenticate(connection, lines):
                     return
             finally:
-                self._unauthenticated.release()
+                with self._lock:
+                    self._unauthenticated.pop(connection, None)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             while (line := lines.readline(MAX_LINE_CHARS)).endswith("\n"):

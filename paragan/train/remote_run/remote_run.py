@@ -102,17 +102,17 @@ def _update_copy(
 
     def update() -> list[str]:
         if world.is_main or (not shares_folder and world.launch_info.local_rank == 0):
-            return download_run(folder, local, ownership, may_be_ahead=all_share)
+            return download_run(folder, local, ownership, has_all_parts=all_share)
         return []
 
     return on_all_ranks(world, update, DOWNLOAD_TIMEOUT_S)
 
 
-def download_run(folder: ObjectFolder, local: Path, ownership: Ownership, may_be_ahead: bool) -> list[str]:
+def download_run(folder: ObjectFolder, local: Path, ownership: Ownership, has_all_parts: bool) -> list[str]:
     """Bring a copy up to the newest complete checkpoint of the object store. What is ahead of it stays as it is.
 
     Args:
-        may_be_ahead: whether checkpoints may stay that were not uploaded; false if parts of them may be on other machines.
+        has_all_parts: whether checkpoints that were not uploaded stay; parts of them may be on other machines.
 
     Returns:
         The files of checkpoints that are the same here and there.
@@ -132,7 +132,7 @@ def download_run(folder: ObjectFolder, local: Path, ownership: Ownership, may_be
     steps = [int(name.split("/")[1]) for name in there if _is_manifest(name)]
     newest = max(steps, default=-1)
     here = list_checkpoints(local / "checkpoints")
-    if not may_be_ahead:
+    if not has_all_parts:
         for path in here:
             if int(path.name) > newest:
                 shutil.rmtree(path)

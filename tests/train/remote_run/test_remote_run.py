@@ -186,10 +186,10 @@ def test_a_copy_of_a_run_that_is_gone_is_not_continued_in_silence(bucket: Bucket
     ownership = Ownership(folder)
     ownership.acquire(RunConsole(enabled=False))
     with advises("Remove that copy to start again, or continue it with --run-dir and its path"):
-        download_run(folder, local, ownership, may_be_ahead=True)
+        download_run(folder, local, ownership, has_all_parts=True)
     train_tiny(local, "--kimg=0.048")  # continued
     shutil.rmtree(local)
-    assert download_run(folder, local, ownership, may_be_ahead=True) == []
+    assert download_run(folder, local, ownership, has_all_parts=True) == []
     assert (local / ".run-id").read_text() == ownership.run_id
 
 
