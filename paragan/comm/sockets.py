@@ -92,7 +92,7 @@ def shutdown_sockets(socket_ids: Iterable[SocketId]) -> None:
                 handle.shutdown(socket.SHUT_RDWR)
 
 
-def deafen_listeners(socket_ids: Iterable[SocketId]) -> None:
+def block_new_connections(socket_ids: Iterable[SocketId]) -> None:
     """Let the listeners among these sockets drop every new connection (Linux). gloo still fails without a listener."""
     drop_all = ctypes.create_string_buffer(struct.pack("HBBI", BPF_RETURN, 0, 0, 0))
     program = struct.pack("HP", 1, ctypes.addressof(drop_all))

@@ -41,7 +41,7 @@ from paragan.comm.process_group import (
 from paragan.comm.rendezvous import SECRET_ENV, WaitNotice, has_agent_store, rendezvous
 from paragan.comm.sockets import (
     SocketId,
-    deafen_listeners,
+    block_new_connections,
     is_closed,
     is_connected,
     local_address_towards,
@@ -282,7 +282,7 @@ class World:
             yield
         finally:
             if backend_of(self.device).dist_backend == "gloo":
-                deafen_listeners(open_sockets() - before)
+                block_new_connections(open_sockets() - before)
             new_sockets = set(filter(is_connected, open_sockets() - before))
             self._group_sockets = self._group_sockets | new_sockets  # not in place: another thread may iterate over it
 

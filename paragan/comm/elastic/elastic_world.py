@@ -50,7 +50,7 @@ from paragan.comm.process_group import POLL_S, CommunicationError, Group, Single
 from paragan.comm.rendezvous import rendezvous
 from paragan.comm.sockets import (
     SocketId,
-    deafen_listeners,
+    block_new_connections,
     duplicate_socket,
     is_closed,
     is_listener,
@@ -481,7 +481,7 @@ class ElasticWorld(World):
                     raise CommunicationError(f"timed out forming the process group with rank {names}")
         finally:
             store.cancelled = True
-            deafen_listeners(open_sockets() - sockets_before)
+            block_new_connections(open_sockets() - sockets_before)
             new_sockets = set(filter(self._is_group_socket, open_sockets() - sockets_before))
             self._group_sockets = self._group_sockets | new_sockets  # not in place: another thread iterates over it
         if errors:
