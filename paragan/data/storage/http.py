@@ -234,7 +234,14 @@ def _parse_retry_after_s(value: str) -> float:
 
 
 def _file_version(response: aiohttp.ClientResponse) -> str:
-    return response.headers.get("ETag", "").removeprefix("W/") or response.headers.get("Last-Modified") or ""
+    """Return the ETag, or the date in the form that obstore gives it: both ways have to agree on a version."""
+    if etag := response.headers.get("ETag", "").removeprefix("W/"):
+        return etag
+    date = response.headers.get("Last-Modified", "")
+    try:
+        return email.utils.parsedate_to_datetime(date).isoformat()
+    except ValueError:
+        return date
 
 
 def _parse_content_range(response: aiohttp.ClientResponse) -> tuple[int | None, int | None, int | None]:

@@ -711,3 +711,21 @@ def test_a_cancelled_request_is_a_retryable_error():
 
     with pytest.raises(RetryableError, match="closed by this program"):
         run_on_loop(cancelled(), 5.0)
+
+
+@pytest.mark.parametrize("date", ["Wed, 21 Oct 2015 07:28:00 GMT", "yesterday"])
+def test_a_server_without_etag_has_one_version_for_both_ways(server: FaultyServer, is_fast: bool, date: str):
+    def respond(request: servers.FaultyRequest) -> None:
+        data, first, end = request.requested_range()
+        content_range = f"bytes {first}-{end - 1}/{len(data)}"
+        request.send_body(206, data[first:end], {"Content-Range": content_range, "ETag": "", "Last-Modified": date})
+
+    server.responses = [respond]
+    fs = RemoteFileSystem(f"{server.url}/set", QUICK)
+    assert fs.size("a.bin") == len(BYTES)
+    assert fs.read("a.bin", 10, 100) == BYTES[10:110]
+    assert fs.read("a.bin") == BYTES
+    assert "2015-10-21T07:28:00+00:00" in fs.version("a.bin") or date == "yesterday"
+    date = "Thu, 22 Oct 2015 07:28:00 GMT"
+    with pytest.raises(RunError, match="was replaced on its server while it was used"):
+        fs.read("a.bin", 10, 100)
