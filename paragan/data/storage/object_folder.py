@@ -10,16 +10,17 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
-from paragan.core.atomic_write import atomic_write_bytes
-from paragan.core.errors import UsageError
+from paragan.core.atomic_write import atomic_output, atomic_write_bytes
+from paragan.core.errors import RunError, UsageError
 from paragan.data.source import DecodeError
 from paragan.data.storage.disk_cache import default_cache_dir
 from paragan.data.storage.filesystem import RemoteOptions
-from paragan.data.storage.object_store import SCHEMES, ObjectStore
+from paragan.data.storage.object_store import READ_PART_BYTES, SCHEMES, ConflictError, ObjectStore
 from paragan.data.storage.retry import FileStat, PermanentError, StoredObject, retry
 
 PATIENCE = RemoteOptions(cache_dir="", timeout_s=60.0, retry_for_s=20.0)  # a slow link may need long for a part
 
+DOWNLOAD_ATTEMPTS = 5  # of an object that is replaced meanwhile
 VERSIONS_FILE = ".versions.json"  # in a copy: size and version of every object
 
 T = TypeVar("T")
@@ -75,24 +76,59 @@ class ObjectFolder:
             return None
 
     def download(self, name: str, path: Path) -> None:
-        """Download an object to a file, which is complete or absent.
+        """Download an object to a file, which is complete or absent. Every part is tried again if it fails.
 
         Raises:
             UsageError: there is no such object.
+            RunError: it was replaced again and again while it was downloaded.
         """
-        content = self.read(name)
-        if content is None:
-            raise UsageError(f"{self._field}: {self.address}/{name} has disappeared: check the address")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        atomic_write_bytes(path, content.data)
+        try:
+            with atomic_output(path) as temporary:
+                for _ in range(DOWNLOAD_ATTEMPTS):
+                    if self._download_version(name, temporary):
+                        return
+        except DecodeError:
+            raise UsageError(f"{self._field}: {self.address}/{name} has disappeared: check the address") from None
+        raise RunError(f"{self._field}: {self.address}/{name} is replaced while it is downloaded, again and again")
+
+    def _download_version(self, name: str, path: Path) -> bool:
+        """Download an object in parts. Returns whether all were of the same version."""
+        with path.open("wb") as file:
+            first: FileStat | None = None
+            while first is None or file.tell() < (first.size or 0):
+                start = file.tell()
+                end = start + READ_PART_BYTES
+                response = self._retry(
+                    lambda timeout_s, start=start, end=end: self.store.fetch(name, start, end, timeout_s), name
+                )
+                first = first or response.stat
+                if response.stat != first:
+                    return False
+                file.write(response.data)
+            file.flush()
+            os.fsync(file.fileno())
+        return True
 
     def write(self, name: str, data: bytes | Path) -> None:
-        """Write an object, complete or not at all."""
-        self._retry(lambda timeout_s: self.store.put(name, data, timeout_s), name)
+        """Write an object, complete or not at all.
+
+        Raises:
+            FileNotFoundError: `data` is a file that does not exist any more.
+            RunError: it could not be written now.
+        """
+        try:
+            self._retry(lambda timeout_s: self.store.put(name, data, timeout_s), name)
+        except DecodeError as error:
+            if isinstance(data, Path) and not data.exists():
+                raise FileNotFoundError(str(data)) from None
+            raise RunError(f"{self._field}: {self.address}/{name}: {error}") from None
 
     def write_if(self, name: str, data: bytes, replaces: StoredObject | None) -> None:
         """Write an object if it is still `replaces`; None: if there is none yet. Raises ConflictError."""
-        self._retry(lambda timeout_s: self.store.put_if(name, data, replaces, timeout_s), name)
+        try:
+            self._retry(lambda timeout_s: self.store.put_if(name, data, replaces, timeout_s), name)
+        except DecodeError:
+            raise ConflictError("it was deleted") from None
 
     def delete(self, names: Iterable[str]) -> None:
         """Delete objects; those that do not exist do not count."""

@@ -141,14 +141,18 @@ class ObjectStore:
         return listing, files
 
     def list_all(self, folder: str, timeout_s: float) -> dict[str, FileStat]:
-        """Return all objects below a folder, by name; {} if there are none."""
+        """Return all objects below a folder, by name; {} if there are none.
+
+        Empty ones are left out: consoles make them to show a folder, and they cannot be read by the name in the list.
+        """
         parent = self._path(folder)
 
         def collect() -> list[Any]:
             return [meta for page in obstore.list(self._store, parent or None) for meta in page]
 
         above = f"{self._prefix}/" if self._prefix else ""
-        return {str(meta["path"]).removeprefix(above): file_stat(meta) for meta in self._request(collect, timeout_s)}
+        objects = self._request(collect, timeout_s)
+        return {str(meta["path"]).removeprefix(above): file_stat(meta) for meta in objects if meta["size"]}
 
     # Writing ----------------------------------------------------------------------------------------------
 

@@ -69,29 +69,40 @@ class Ownership:
                 f"--run-dir {self._folder.address}: another process starts there now. Use another --run-dir, or wait"
             ) from None
 
-    def renew(self) -> None:
-        """Say that this session is alive.
+    def confirm(self) -> StoredObject | None:
+        """Return owner.json as it is now, which names this session.
 
         Raises:
-            OwnershipLost: another session writes the folder now.
+            OwnershipLost: another session writes the folder now, or has written it meanwhile.
+        """
+        current = self._folder.read(OWNER_FILE)
+        content = _parse(current)
+        if content.get("session", self.session) != self.session:
+            owner = content.get("owner", "another process")
+            raise OwnershipLost(f"{self._folder.address} is written by {owner} now: nothing more is uploaded from here")
+        return current
+
+    def renew(self) -> None:
+        """Say that this session is alive, unless it has released the folder.
+
+        Raises:
+            OwnershipLost: another session writes the folder now, or has written it meanwhile.
         """
         for _ in range(3):  # another rank of this session may write it too
-            previous = self._folder.read(OWNER_FILE)
+            previous = self.confirm()
             content = _parse(previous)
-            if content.get("session", self.session) != self.session:
-                owner = content.get("owner")
-                raise OwnershipLost(
-                    f"{self._folder.address} is written by {owner} now: nothing more is uploaded from here"
-                )
+            if content and not content.get("owner"):
+                break
             with contextlib.suppress(ConflictError):
                 self._write(previous)
                 break
 
     def release(self) -> None:
-        """Let the next session start without waiting."""
+        """Let the next session start without waiting. The name of this one stays, for a former one that wakes up."""
         previous = self._folder.read(OWNER_FILE)
         if _parse(previous).get("session") == self.session:
-            self._folder.write_if(OWNER_FILE, json.dumps({"run": self.run_id}).encode(), previous)
+            content = {"run": self.run_id, "session": self.session}
+            self._folder.write_if(OWNER_FILE, json.dumps(content).encode(), previous)
 
     def _await_expiry(
         self, previous: StoredObject | None, content: dict[str, Any], console: RunConsole
@@ -121,7 +132,13 @@ class Ownership:
             "owner": f"process {os.getpid()} on {socket.gethostname()}",
             "renewals": self._renewals,
         }
-        self._folder.write_if(OWNER_FILE, json.dumps(content).encode(), replaces)
+        data = json.dumps(content).encode()
+        try:
+            self._folder.write_if(OWNER_FILE, data, replaces)
+        except ConflictError:
+            current = self._folder.read(OWNER_FILE)
+            if current is None or current.data != data:  # else the response to an earlier attempt was lost
+                raise
 
 
 def _parse(previous: StoredObject | None) -> dict[str, Any]:

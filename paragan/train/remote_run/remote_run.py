@@ -8,25 +8,29 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from paragan.comm.checkpoint_files import list_checkpoints, rank_filename
+from paragan.comm.process_group import CommunicationError
 from paragan.comm.world import World
 from paragan.core.atomic_write import atomic_write_bytes
 from paragan.core.errors import RunError, UsageError
 from paragan.data.storage.object_folder import ObjectFolder, download_changed
 from paragan.train.console import RunConsole
 from paragan.train.rank_agreement import on_all_ranks, sees_folder_of_main
-from paragan.train.remote_run.ownership import OWNER_FILE, Ownership
-from paragan.train.remote_run.upload import MANIFEST, Uploader
+from paragan.train.remote_run.ownership import Ownership
+from paragan.train.remote_run.upload import MANIFEST, Uploader, is_part_of_run
 from paragan.train.run_dir import RunDir
 
 RUN_ID_FILE = ".run-id"  # in the copy: of which run it is one
+_MANIFEST_PATTERN = re.compile(rf"checkpoints/[0-9]{{8,18}}/{re.escape(MANIFEST)}")
 ACQUIRE_TIMEOUT_S = 300.0
 DOWNLOAD_TIMEOUT_S = 3600.0
+END_TIMEOUT_S = 60.0  # for the slowest rank, after its uploads
 
 
 @dataclass(frozen=True)
@@ -69,12 +73,27 @@ def open_remote_run(address: str, upload_s: float, world: World, console: RunCon
     try:
         yield RemoteRun(folder, local, shares_folder)
     except BaseException:
-        if missing := uploader.finish(upload_s):
+        if missing := _finish(uploader, upload_s, local, console):
             console.print(f"{missing}. What was trained is in {local}")
         raise
-    if missing := uploader.finish(upload_s):
-        raise RunError(f"{missing}. The run is complete in {local}; the same command uploads the rest")
+    missing = _finish(uploader, upload_s, local, console)
+    with contextlib.suppress(CommunicationError):  # a rank is lost: each one says what it lacks itself
+        missing = next(filter(None, world.all_gather_str(missing, upload_s + END_TIMEOUT_S)), "")
+    if missing:  # on all ranks: where some may be lost, the launcher takes the status of the others
+        raise RunError(
+            f"{missing}. The run is complete in {local}; the same command uploads the rest", same_on_all_ranks=True
+        )
     console.print(f"uploaded to {folder.address}")
+
+
+def _finish(uploader: Uploader, upload_s: float, local: Path, console: RunConsole) -> str:
+    """Wait for the uploads; a signal ends the wait. Returns what is missing, "" if nothing is."""
+    try:
+        return uploader.finish(upload_s)
+    except KeyboardInterrupt:
+        if missing := uploader.finish(0.0):
+            console.print(f"{missing}. What was trained is in {local}")
+        raise
 
 
 def _acquire(folder: ObjectFolder, world: World, console: RunConsole) -> Ownership:
@@ -109,7 +128,7 @@ def _update_copy(
 
 
 def download_run(folder: ObjectFolder, local: Path, ownership: Ownership, has_all_parts: bool) -> list[str]:
-    """Bring a copy up to the newest complete checkpoint of the object store. What is ahead of it stays as it is.
+    """Bring a copy up to the complete checkpoints of the object store. What is ahead of it stays as it is.
 
     Args:
         has_all_parts: whether checkpoints that were not uploaded stay; parts of them may be on other machines.
@@ -128,27 +147,28 @@ def download_run(folder: ObjectFolder, local: Path, ownership: Ownership, has_al
             )
         shutil.rmtree(local)
         local.mkdir(mode=0o700)
-    there = folder.list_all()
-    steps = [int(name.split("/")[1]) for name in there if _is_manifest(name)]
-    newest = max(steps, default=-1)
+    there = {name: stat for name, stat in folder.list_all().items() if is_part_of_run(name)}
+    complete = {name.rpartition("/")[0] for name in there if _is_manifest(name)}
+    newest = max((int(checkpoint.rpartition("/")[2]) for checkpoint in complete), default=-1)
     here = list_checkpoints(local / "checkpoints")
     if not has_all_parts:
         for path in here:
             if int(path.name) > newest:
                 shutil.rmtree(path)
-    is_behind = not (local / "run.yaml").exists() or all(int(path.name) < newest for path in here)
-    in_newest = {name: stat for name, stat in there.items() if name.startswith(f"checkpoints/{newest:08d}/")}
-    download_changed(folder, dict(sorted(in_newest.items(), key=lambda item: _is_manifest(item[0]))), local)
-    if is_behind:
+    is_behind = not (local / "run.yaml").exists() or all(
+        int(path.name) < newest for path in here if (path / MANIFEST).exists()
+    )
+    if is_behind:  # before the checkpoints, by which the next start knows that these are here
         for name in there:
-            if name != OWNER_FILE and not name.startswith("checkpoints/"):
+            if not name.startswith("checkpoints/"):
                 folder.download(name, local / name)
+    # all: a run goes back to an older one if the newest is damaged, or if training diverged before it was written
+    of_complete = {name: stat for name, stat in there.items() if name.rpartition("/")[0] in complete}
+    download_changed(folder, dict(sorted(of_complete.items(), key=lambda item: _is_manifest(item[0]))), local)
     atomic_write_bytes(id_path, ownership.run_id.encode())
-    return list(in_newest)
+    return list(of_complete)
 
 
 def _is_manifest(name: str) -> bool:
     """Return whether an object is the last file of a checkpoint that can be resumed from."""
-    folder, _, rest = name.partition("/")
-    step, _, file = rest.partition("/")
-    return folder == "checkpoints" and step.isdigit() and file == MANIFEST
+    return bool(_MANIFEST_PATTERN.fullmatch(name))

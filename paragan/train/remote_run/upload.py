@@ -5,12 +5,15 @@ them. The lines of statistics up to it are there first. config.json of a model, 
 follows these. Ranks that do not see the folder of
 rank 0 upload the files that they wrote of a checkpoint; rank 0 waits for them before it uploads checkpoint.json.
 
+Before every write and delete it is checked that this session still owns the folder: it may have been frozen meanwhile.
+
 Training never waits for an upload. After a failure it is tried again with growing pauses.
 """
 
 from __future__ import annotations
 
 import json
+import stat
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -28,6 +31,8 @@ LOG_PERIOD_S = 30.0  # between uploads of a file that grows or is replaced
 MAX_PAUSE_S = 30.0
 MANIFEST = "checkpoint.json"
 NOT_UPLOADED = ("members.json", OWNER_FILE)  # the former has secrets
+
+LAST_FILES = (f"/{MANIFEST}", "/config.json")
 
 FileState = tuple[int, int]  # time of modification in ns, size
 
@@ -65,7 +70,8 @@ class Uploader:
 
     def start(self, known: Iterable[str] = ()) -> None:
         """Begin. `known` are files that are there as they are here."""
-        self._uploaded.update((name, state) for name, state in self._scan().items() if name in set(known))
+        known = set(known)
+        self._uploaded.update((name, state) for name, state in self._scan().items() if name in known)
         self._thread.start()
         self._renewing.start()
 
@@ -81,7 +87,7 @@ class Uploader:
             return ""
         missing = sorted(self._changed(every=True))
         shown = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
-        return f"{self._folder.address} lacks {shown or OWNER_FILE} ({self._error or 'the upload takes too long'})"
+        return f"{self._folder.address} lacks {shown or OWNER_FILE} ({self._error or 'no time was left'})"
 
     # In the threads ---------------------------------------------------------------------------------------
 
@@ -92,8 +98,7 @@ class Uploader:
                 if self._is_main():
                     self._ownership.renew()
             except OwnershipLost as error:
-                self._lost = str(error)
-                self._console.print(self._lost)
+                self._stop(error)
             except (UsageError, RunError):
                 continue  # uploads fail too, and say why
 
@@ -107,6 +112,9 @@ class Uploader:
                     self._console.print(f"{self._folder.address}: uploads again")
                 self._error = ""
                 failures = 0
+            except OwnershipLost as error:
+                self._stop(error)
+                return
             except (UsageError, RunError, ConflictError, OSError) as error:
                 if not self._error:
                     self._console.print(f"{error}; training goes on, and the upload is tried again")
@@ -122,21 +130,36 @@ class Uploader:
             else:
                 self._is_ending.wait(pause_s)
 
+    def _stop(self, error: OwnershipLost) -> None:
+        if not self._lost:
+            self._lost = str(error)
+            self._console.print(self._lost)
+
     def _upload_all(self, is_ending: bool) -> bool:
         """Upload what has changed. Returns whether everything is there."""
+        self._delete_undone_checkpoints()
         pending = self._changed(every=is_ending)
         if any(name.endswith(f"/{MANIFEST}") for name in pending):
             pending = self._changed(every=True)
         has_new_checkpoint = False
         is_complete = True
+        failures: dict[str, UsageError | OSError] = {}  # files that cannot be uploaded do not keep others from it
         for name in sorted(pending, key=_upload_order):
             if name.endswith(f"/{MANIFEST}") and not self._has_all_parts(name):
                 is_complete = False
                 continue
-            if self._upload(name, pending[name]) and name.endswith(f"/{MANIFEST}"):
-                has_new_checkpoint = True
+            if any(_follows(name, other) for other in failures):
+                continue
+            try:
+                exists = self._upload(name, pending[name])
+            except (UsageError, OSError) as error:
+                failures[name] = error
+                continue
+            has_new_checkpoint |= exists and name.endswith(f"/{MANIFEST}")
         if has_new_checkpoint:
             self._delete_old_checkpoints()
+        for error in failures.values():
+            raise error
         if is_complete and is_ending and self._is_main():
             self._ownership.release()
         return is_complete
@@ -145,6 +168,10 @@ class Uploader:
         """Upload a file as it is now. Returns whether it exists."""
         path = self._local / name
         is_growing = path.suffix == ".jsonl"
+        self._ownership.confirm()
+        manifest = f"{name.rpartition('/')[0]}/{MANIFEST}"
+        if name != manifest and self._uploaded.pop(manifest, None):  # of an undone checkpoint of the same step
+            self._folder.delete([manifest])
         try:
             self._folder.write(name, path.read_bytes() if is_growing else path)
         except FileNotFoundError:  # an old checkpoint was removed meanwhile
@@ -166,11 +193,23 @@ class Uploader:
         sizes = {file: there[path].size if (path := f"{checkpoint}/{file}") in there else None for file in files}
         return all(sizes[file] == files[file]["bytes"] for file in files)
 
+    def _delete_undone_checkpoints(self) -> None:
+        """Delete the checkpoint.json of checkpoints that the run went back before: it is not to be resumed from."""
+        undone = {path.name.rpartition("-")[2] for path in self._local.glob("checkpoints/undone*-*")}
+        manifests = [name for step in undone if (name := f"checkpoints/{step}/{MANIFEST}") in self._uploaded]
+        manifests = [name for name in manifests if not (self._local / name).exists()]
+        if manifests:
+            self._ownership.confirm()
+            self._folder.delete(manifests)
+        for name in manifests:
+            del self._uploaded[name]
+
     def _delete_old_checkpoints(self) -> None:
         """Delete the checkpoints that are no longer here: older ones, and those that were undone."""
         kept = {path.name for path in (self._local / "checkpoints").iterdir()}
         there = self._folder.list_all("checkpoints")
-        old = sorted((name for name in there if name.split("/")[1] not in kept), key=_upload_order, reverse=True)
+        old = [name for name in there if (parts := name.split("/"))[2:] and parts[1] not in kept]
+        self._ownership.confirm()
         self._folder.delete([name for name in old if name.endswith(MANIFEST)])
         self._folder.delete([name for name in old if not name.endswith(MANIFEST)])
         for name in old:
@@ -183,15 +222,15 @@ class Uploader:
         files: dict[str, FileState] = {}
         for path in self._local.rglob("*"):
             name = path.relative_to(self._local).as_posix()
-            if name in NOT_UPLOADED or any(part.startswith(".") for part in name.split("/")):
+            if not is_part_of_run(name):
                 continue
             if not self._is_main() and not (self._part_name and path.name == self._part_name):
                 continue
             try:
                 status = path.stat()
-            except FileNotFoundError:
+            except OSError:  # removed meanwhile
                 continue
-            if path.is_file():
+            if stat.S_ISREG(status.st_mode):
                 files[name] = (status.st_mtime_ns, status.st_size)
         return files
 
@@ -210,6 +249,19 @@ class Uploader:
         }
 
 
+def is_part_of_run(name: str) -> bool:
+    """Return whether a file of a run folder belongs into an object store: no hidden, damaged or undone ones."""
+    if name in NOT_UPLOADED or any(part.startswith(".") for part in name.split("/")):
+        return False
+    return not name.startswith(("checkpoints/damaged-", "checkpoints/undone"))
+
+
+def _follows(name: str, other: str) -> bool:
+    """Return whether a file says that another one is complete."""
+    same_folder = name.rpartition("/")[0] == other.rpartition("/")[0]
+    return name.endswith(LAST_FILES) and (same_folder or other.endswith(".jsonl"))
+
+
 def _upload_order(name: str) -> tuple[bool, bool, str]:
     """Weights first, what says that they are complete last."""
-    return name.endswith((MANIFEST, "/config.json")), not name.endswith(".safetensors"), name
+    return name.endswith(LAST_FILES), not name.endswith(".safetensors"), name

@@ -1,5 +1,6 @@
 """Run folders in a real S3 server: complete or absent there, and resumed from there on a machine that has no copy."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -18,8 +19,10 @@ import safetensors.torch
 import servers
 from advice import Case, advises, case_id
 from paragan.core.errors import RunError, UsageError
+from paragan.data.storage import object_folder
 from paragan.data.storage.object_folder import ObjectFolder
-from paragan.data.storage.retry import FileStat
+from paragan.data.storage.object_store import ObjectStore
+from paragan.data.storage.retry import FileStat, Response, RetryableError
 from paragan.train.console import RunConsole
 from paragan.train.remote_run import ownership, upload
 from paragan.train.remote_run.ownership import Ownership, OwnershipLost
@@ -127,7 +130,7 @@ def test_a_run_whose_machine_is_taken_away_goes_on_on_another(bucket: Bucket, un
     assert {"run.yaml", "report.html", "metrics.jsonl", "model/config.json", "reals.png"} <= set(names)
     assert not any(name.startswith(".") or "members" in name for name in names)
     assert len(bucket.manifests()) == 2  # as many as here
-    assert json.loads(bucket.get("owner.json")).keys() == {"run"}  # the next one need not wait
+    assert json.loads(bucket.get("owner.json")).keys() == {"run", "session"}  # the next one need not wait
 
 
 def test_a_stopped_run_says_so_and_goes_on_at_once(bucket: Bucket, undisturbed: bytes, tmp_path: Path):
@@ -179,6 +182,179 @@ def test_one_session_at_a_time_writes_a_folder(bucket: Bucket, monkeypatch: pyte
     fourth.acquire(console)
 
 
+def test_a_session_that_was_frozen_writes_nothing_more(bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """It wakes up when another session has taken the folder, trained in it to the end and released it."""
+    monkeypatch.setattr(ownership, "EXPIRE_S", 0.5)
+    monkeypatch.setattr(ownership, "POLL_S", 0.1)
+    monkeypatch.setattr(upload, "RENEW_S", 1000.0)  # what it uploads before it renews counts
+    console = RunConsole(enabled=False)
+    folder = ObjectFolder(bucket.address, "--run-dir")
+    frozen, other = Ownership(folder), Ownership(folder)
+    frozen.acquire(console)
+    (tmp_path / "run.yaml").write_text("old")
+    other.acquire(console)
+    bucket.client.put_object(Bucket=bucket.name, Key="runs/a/run.yaml", Body=b"new")
+    other.release()
+    uploader = Uploader(folder, tmp_path, frozen, lambda: True, "", console)
+    uploader.start()
+    assert "is written by another process now: nothing more is uploaded" in uploader.finish(30)
+    assert bucket.get("run.yaml") == b"new"
+    with pytest.raises(OwnershipLost):
+        frozen.renew()
+    other.renew()  # after its release: does not take it back
+    assert "owner" not in json.loads(bucket.get("owner.json"))
+
+
+def test_a_response_that_is_lost_is_no_other_owner(bucket: Bucket, monkeypatch: pytest.MonkeyPatch):
+    original = ObjectStore.put_if
+    attempts: list[str] = []
+
+    def put_if(self: ObjectStore, name: str, *arguments: Any) -> None:
+        attempts.append(name)
+        original(self, name, *arguments)
+        if len(attempts) == 1:
+            raise RetryableError("the connection was closed")
+
+    monkeypatch.setattr(ObjectStore, "put_if", put_if)
+    owner = Ownership(ObjectFolder(bucket.address, "--run-dir"))
+    owner.acquire(RunConsole(enabled=False))
+    assert attempts == ["owner.json"] * 2
+    assert json.loads(bucket.get("owner.json"))["session"] == owner.session
+
+
+def test_a_machine_gets_all_checkpoints_and_nothing_else(bucket: Bucket, tmp_path: Path):
+    """A run goes back to an older checkpoint if the newest is damaged, or if it diverges."""
+    names = [f"checkpoints/{step:08d}/{name}" for step in (5, 10) for name in ("rank0000.safetensors", upload.MANIFEST)]
+    others = ["", "checkpoints/", "members.json", ".hidden", "checkpoints/\u00b2/checkpoint.json"]
+    others += ["checkpoints/00000015/rank0000.safetensors", "checkpoints/undone1-00000020/checkpoint.json"]
+    for name in [*names, "run.yaml", "notes of mine.txt"]:
+        bucket.client.put_object(Bucket=bucket.name, Key=f"runs/a/{name}", Body=name.encode())
+    for name in others:  # those that end with / are folders as consoles make them
+        bucket.client.put_object(Bucket=bucket.name, Key=f"runs/a/{name}", Body=b"" if name[-1:] in "/" else b"x")
+    folder = ObjectFolder(bucket.address, "--run-dir")
+    owner = Ownership(folder)
+    owner.acquire(RunConsole(enabled=False))
+    assert sorted(download_run(folder, tmp_path / "run", owner, has_all_parts=True)) == sorted(names)
+    files = {path.relative_to(tmp_path / "run").as_posix() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    assert files == {*names, "run.yaml", "notes of mine.txt", ".run-id"}
+
+
+def test_a_download_that_was_cut_off_is_begun_again(bucket: Bucket, tmp_path: Path, monkeypatch: Any):
+    """Of a machine with an older checkpoint: the newest one counts as here only when everything else is."""
+    folder = ObjectFolder(bucket.address, "--run-dir")
+    owner = Ownership(folder)
+    owner.acquire(RunConsole(enabled=False))
+
+    def write(step: int) -> None:
+        for name in (f"checkpoints/{step:08d}/rank0000.safetensors", f"checkpoints/{step:08d}/checkpoint.json"):
+            bucket.client.put_object(Bucket=bucket.name, Key=f"runs/a/{name}", Body=b"x")
+        for name in ("run.yaml", "stats.jsonl"):
+            bucket.client.put_object(Bucket=bucket.name, Key=f"runs/a/{name}", Body=str(step).encode())
+
+    write(5)
+    download_run(folder, tmp_path, owner, has_all_parts=True)
+    write(10)
+    original = ObjectFolder.download
+    count = len(bucket.objects())
+    for number in range(count):
+        downloads = iter(range(number))
+
+        def download(self: ObjectFolder, name: str, path: Path, downloads: Any = downloads) -> None:
+            if next(downloads, None) is None:
+                raise RunError("killed")
+            original(self, name, path)
+
+        shutil.rmtree(tmp_path / "checkpoints" / "00000010", ignore_errors=True)
+        (tmp_path / "stats.jsonl").write_text("5")
+        with monkeypatch.context() as patch, contextlib.suppress(RunError):
+            patch.setattr(ObjectFolder, "download", download)
+            download_run(folder, tmp_path, owner, has_all_parts=True)
+        download_run(folder, tmp_path, owner, has_all_parts=True)
+        assert (tmp_path / "stats.jsonl").read_text() == "10"
+        assert (tmp_path / "checkpoints" / "00000010" / "checkpoint.json").exists()
+
+
+def test_a_large_object_is_downloaded_in_parts_of_one_version(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(object_folder, "READ_PART_BYTES", 10)
+    original = ObjectStore.fetch
+    requests: list[int] = []
+
+    def fetch(self: ObjectStore, name: str, start: int, *arguments: Any) -> Response:
+        requests.append(start)
+        if len(requests) == 2:
+            raise RetryableError("it answers 500")
+        if len(requests) == 4:
+            bucket.client.put_object(Bucket=bucket.name, Key="runs/a/large", Body=b"b" * 25)
+        return original(self, name, start, *arguments)
+
+    monkeypatch.setattr(ObjectStore, "fetch", fetch)
+    bucket.client.put_object(Bucket=bucket.name, Key="runs/a/large", Body=b"a" * 25)
+    ObjectFolder(bucket.address, "--run-dir").download("large", tmp_path / "large")
+    assert (tmp_path / "large").read_bytes() == b"b" * 25
+    assert requests == [0, 10, 10, 20, 0, 10, 20]  # the failed part again; then all of the new version
+    assert [path.name for path in tmp_path.iterdir()] == ["large"]
+
+
+def test_files_that_cannot_be_uploaded_do_not_keep_others_from_it(bucket: Bucket, tmp_path: Path):
+    """An undone checkpoint leaves the object store, one of the same step replaces it, and damaged ones stay here."""
+    checkpoints = tmp_path / "checkpoints"
+
+    def write(name: str, content: str) -> None:
+        (checkpoints / name).mkdir(parents=True)
+        (checkpoints / name / "rank0000.safetensors").write_text(content)
+        files = {"rank0000.safetensors": {"bytes": len(content)}}
+        (checkpoints / name / "checkpoint.json").write_text(json.dumps({"files": files}))
+
+    folder = ObjectFolder(bucket.address, "--run-dir")
+    uploader = Uploader(folder, tmp_path, Ownership(folder), lambda: True, "", RunConsole(enabled=False))
+    write("00000005", "five")
+    write("00000010", "ten")
+    write("damaged-00000007", "seven")
+    (checkpoints / "damaged-00000007" / "checkpoint.json").write_text("not JSON")
+    uploader._upload_all(False)
+    assert len(bucket.manifests()) == 2
+    assert not any("damaged" in name for name in bucket.objects())
+    (checkpoints / "00000010").rename(checkpoints / "undone1-00000010")
+    uploader._upload_all(False)
+    assert bucket.manifests() == ["checkpoints/00000005/checkpoint.json"]
+    write("00000010", "another")
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "\udcff.safetensors").write_text("no name that an object can have")
+    (tmp_path / "model" / "config.json").write_text("{}")
+    (tmp_path / "run.yaml").write_text("run")
+    with pytest.raises(UsageError, match="does not support this request"):
+        uploader._upload_all(True)
+    assert bucket.get("checkpoints/00000010/rank0000.safetensors") == b"another"
+    assert "checkpoints/00000010/checkpoint.json" in bucket.objects()
+    assert bucket.get("run.yaml") == b"run"
+    assert "model/config.json" not in bucket.objects()  # it would say that the weights are there
+
+
+def test_a_file_that_disappears_during_its_upload_does_not_end_the_thread(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    folder = ObjectFolder(bucket.address, "--run-dir")
+    with pytest.raises(FileNotFoundError):
+        folder.write("gone", tmp_path / "gone")
+    monkeypatch.setattr(upload, "SCAN_S", 0.05)
+    uploader = Uploader(folder, tmp_path, Ownership(folder), lambda: True, "", RunConsole(enabled=False))
+    (tmp_path / "a.txt").write_text("a")
+    (tmp_path / "b.txt").write_text("b")
+    original = ObjectFolder.write
+
+    def write(self: ObjectFolder, name: str, data: bytes | Path) -> None:
+        if name == "a.txt":
+            (tmp_path / name).unlink()
+        original(self, name, data)
+
+    monkeypatch.setattr(ObjectFolder, "write", write)
+    uploader.start()
+    assert uploader.finish(60) == ""
+    assert bucket.objects().keys() == {"b.txt"}
+
+
 def test_a_copy_of_a_run_that_is_gone_is_not_continued_in_silence(bucket: Bucket, tmp_path: Path, monkeypatch: Any):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     folder = ObjectFolder(bucket.address, "--run-dir")
@@ -207,6 +383,8 @@ def test_what_is_there_is_complete_at_every_moment(tmp_path: Path, monkeypatch: 
 
     class Recorder:
         address = "s3://bucket/run"
+
+        def read(self, name: str) -> None: ...
 
         def write(self, name: str, data: bytes | Path) -> None:
             nonlocal fails
