@@ -79,6 +79,7 @@ def open_remote_run(address: str, upload_s: float, world: World, console: RunCon
     missing = _finish(uploader, upload_s, local, console)
     with contextlib.suppress(CommunicationError):  # a rank is lost: each one says what it lacks itself
         missing = next(filter(None, world.all_gather_str(missing, upload_s + END_TIMEOUT_S)), "")
+        world.all_gather_str("", END_TIMEOUT_S)  # rank 0, which has the store, waits until all have read it
     if missing:  # on all ranks: where some may be lost, the launcher takes the status of the others
         raise RunError(
             f"{missing}. The run is complete in {local}; the same command uploads the rest", same_on_all_ranks=True
