@@ -73,10 +73,10 @@ def open_remote_run(address: str, upload_s: float, world: World, console: RunCon
     try:
         yield RemoteRun(folder, local, shares_folder)
     except BaseException:
-        if missing := _finish(uploader, upload_s, local, console):
+        if missing := wait_for_uploads(uploader, upload_s, local, console):
             console.print(f"{missing}. What was trained is in {local}")
         raise
-    missing = _finish(uploader, upload_s, local, console)
+    missing = wait_for_uploads(uploader, upload_s, local, console)
     with contextlib.suppress(CommunicationError):  # a rank is lost: each one says what it lacks itself
         missing = next(filter(None, world.all_gather_str(missing, upload_s + END_TIMEOUT_S)), "")
         world.all_gather_str("", END_TIMEOUT_S)  # rank 0, which has the store, waits until all have read it
@@ -87,7 +87,7 @@ def open_remote_run(address: str, upload_s: float, world: World, console: RunCon
     console.print(f"uploaded to {folder.address}")
 
 
-def _finish(uploader: Uploader, upload_s: float, local: Path, console: RunConsole) -> str:
+def wait_for_uploads(uploader: Uploader, upload_s: float, local: Path, console: RunConsole) -> str:
     """Wait for the uploads; a signal ends the wait. Returns what is missing, "" if nothing is."""
     try:
         return uploader.finish(upload_s)

@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -26,7 +27,7 @@ from paragan.data.storage.retry import FileStat, Response, RetryableError
 from paragan.train.console import RunConsole
 from paragan.train.remote_run import ownership, upload
 from paragan.train.remote_run.ownership import Ownership, OwnershipLost
-from paragan.train.remote_run.remote_run import download_run
+from paragan.train.remote_run.remote_run import download_run, wait_for_uploads
 from paragan.train.remote_run.upload import Uploader
 from processes import LONG_RUN_ARG, free_port, run_cli, train_args, train_tiny, wait_until
 from servers import S3Server
@@ -490,6 +491,49 @@ def test_training_goes_on_without_the_bucket(bucket: Bucket, undisturbed: bytes,
     assert f"is empty, but {copy} is a copy of it at 1.6 kimg. Remove that copy to start again, or continue" in output
     status, output = finish(start(tmp_path / "machine", *arguments, f"--run-dir={copy}"))
     assert status == 0, output
+
+
+def test_missing_uploads_are_the_status_of_a_run_whose_ranks_may_be_lost(bucket: Bucket, tmp_path: Path):
+    """The launcher of a gossip run takes the status of any rank: all have to know what rank 0 could not upload."""
+    options = ["--strategy=gossip", "--ranks=2", "--output.upload_s=2", LONG_RUN_ARG, CHECKPOINTS]
+    arguments = train_args(bucket.address, *options)  # pyright: ignore[reportArgumentType]
+    process = start(tmp_path / "machine", *arguments)
+    wait_for(bucket.manifests, process)
+    while objects := bucket.objects():
+        for name in objects:
+            bucket.client.delete_object(Bucket=bucket.name, Key=f"runs/a/{name}")
+    bucket.client.delete_bucket(Bucket=bucket.name)
+    status, output = finish(process)
+    assert status == 1, output
+    assert "Traceback" not in output
+    assert len([line for line in output.splitlines() if "lacks " in line]) == 1, output
+
+
+def test_a_signal_ends_the_wait_for_uploads(bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    lines: list[str] = []
+    console = RunConsole(enabled=False)
+    monkeypatch.setattr(console, "print", lines.append)
+    folder = ObjectFolder(f"s3://no-{bucket.name}/run", "--run-dir")
+    uploader = Uploader(folder, tmp_path, Ownership(folder), lambda: True, "", console)
+    (tmp_path / "run.yaml").write_text("run")
+    uploader.start()
+    with pytest.raises(KeyboardInterrupt), signal_after(0.5):
+        wait_for_uploads(uploader, 300.0, tmp_path, console)
+    assert "lacks run.yaml" in lines[-1]
+    assert f"What was trained is in {tmp_path}" in lines[-1]
+    bucket.client.create_bucket(Bucket=f"no-{bucket.name}")
+    assert uploader.finish(60) == ""
+
+
+@contextlib.contextmanager
+def signal_after(pause_s: float) -> Iterator[None]:
+    """Send SIGINT to this process a moment later."""
+    timer = threading.Timer(pause_s, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.join()
 
 
 def test_a_bucket_without_rights_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
