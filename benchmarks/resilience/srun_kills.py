@@ -21,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -81,15 +82,17 @@ def train_arguments(case: Case, run_dir: Path) -> list[str]:
 def count_lines(run_dir: Path) -> int:
     """Return the number of lines of stats, also of the runs of labels."""
     count = 0
-    for path in run_dir.rglob("stats.jsonl"):
-        with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError):  # folders are renamed and removed meanwhile
+        for path in run_dir.rglob("stats.jsonl"):
             count += path.read_bytes().count(b"\n")
     return count
 
 
 def is_writing(run_dir: Path) -> bool:
     """Return whether a checkpoint is being written."""
-    return any(True for _ in run_dir.rglob(".writing-*"))
+    with contextlib.suppress(OSError):
+        return any(True for _ in run_dir.rglob(".writing-*"))
+    return True  # it was just renamed
 
 
 def find_rank(run_dir: Path, rank: int) -> int | None:
@@ -289,6 +292,10 @@ def run_trials(kills: int, names: Sequence[str], jobs: int, seed: int, json_path
                 for number, (name, count) in enumerate(runs)
             ]
             for future in pending:
+                error = future.exception()
+                if error:
+                    traceback.print_exception(error)
+                    continue
                 for row in future.result():
                     rows.append(row)
                     print(format_row(row), "FAILED" if has_failed(row) else "", flush=True)

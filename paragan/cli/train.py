@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import functools
 import json
+import re
 import sys
 import textwrap
 from collections.abc import Callable
@@ -173,9 +174,13 @@ def parse_run_dir(location: str | None, field: str) -> tuple[Path | None, str]:
     """Return the run folder that an option names, and its address if it lies in an object store."""
     from paragan.data.storage.object_folder import ObjectFolder, is_object_address
 
+    if location and not is_object_address(location) and re.match(r"[a-z][a-z0-9+.-]+:/", location):
+        raise UsageError(f"{field} {location}: is neither a folder nor in an object store. Use s3://, gs:// or az://")
     if not location or not is_object_address(location):
         return (Path(location) if location else None), ""
     folder = ObjectFolder(location, field)
+    if folder.address.count("/") < 3:
+        raise UsageError(f"{field} {location}: is a whole bucket. Use {folder.address}/NAME")
     return folder.local_copy("runs"), folder.address
 
 

@@ -13,14 +13,14 @@ from typing import NamedTuple
 import pytest
 
 import stranger
-from processes import train_args
+from processes import train_args, wait_until
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="reads /proc"),
     pytest.mark.timeout(600),
 ]
-LENGTH = "--kimg=3.2"  # 200 steps, some seconds
-MAX_EXTRA_BYTES = 256 << 20  # what the stranger writes into torch's store until the ranks have met stays in memory
+LENGTH = "--kimg=8"  # 500 steps, ten seconds and more
+MAX_EXTRA_BYTES = 64 << 20
 
 
 class RunEnd(NamedTuple):
@@ -43,7 +43,8 @@ def run_to_the_end(folder: Path, arguments: tuple[str, ...], speaks_to_it: bool)
         run = subprocess.Popen(command, stdout=out, stderr=err)
     other = None
     try:
-        if speaks_to_it:
+        if speaks_to_it:  # what a stranger can do while the ranks meet is said in SECURITY.md
+            wait_until(lambda: (run_dir / "stats.jsonl").exists() or run.poll() is not None, 200, "it trains")
             with (folder / "said").open("w") as said:
                 other = subprocess.Popen([sys.executable, stranger.__file__, str(run.pid)], stdout=said)
         _, status, usage = os.wait4(run.pid, 0)

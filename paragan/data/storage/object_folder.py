@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TypeVar
@@ -147,7 +148,9 @@ def download_changed(folder: ObjectFolder, names: Mapping[str, FileStat], local:
 
 
 def download_for_reading(address: str, field: str) -> Path:
-    """Download a run folder or a model folder, without its checkpoints, unless it is as it was. Returns the copy.
+    """Download a run folder or a model folder, unless it is as it was. Returns the copy.
+
+    Of checkpoints, the copy has only what says how far the run was.
 
     Args:
         address: of the folder in an object store.
@@ -160,7 +163,8 @@ def download_for_reading(address: str, field: str) -> Path:
     local = folder.local_copy("copies")
     local.mkdir(mode=0o700, parents=True, exist_ok=True)
     versions_path = local / VERSIONS_FILE
-    there = {name: stat for name, stat in folder.list_all().items() if not name.startswith(("checkpoints/", "."))}
+    there = {name: stat for name, stat in folder.list_all().items() if _is_for_reading(name)}
+    shutil.rmtree(local / "checkpoints", ignore_errors=True)  # of former times
     if not there:
         raise UsageError(f"{field}: {folder.address} has no files: check the address")
     known = json.loads(versions_path.read_text()) if versions_path.exists() else {}
@@ -171,3 +175,8 @@ def download_for_reading(address: str, field: str) -> Path:
             known[name] = version
     atomic_write_bytes(versions_path, json.dumps(known).encode())
     return local
+
+
+def _is_for_reading(name: str) -> bool:
+    is_weights_of_checkpoint = name.startswith("checkpoints/") and not name.endswith("/checkpoint.json")
+    return not is_weights_of_checkpoint and not name.startswith(".")

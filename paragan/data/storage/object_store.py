@@ -229,7 +229,7 @@ class ObjectStore:
         """Return one of our errors for an exception of obstore."""
         text = str(error)
         if "NoSuchBucket" in text or "ContainerNotFound" in text or "The specified bucket does not exist" in text:
-            return PermanentError(f"there is no such bucket: {self._hint}")
+            return PermanentError("there is no such bucket: create it, or check its name and the address of the server")
         if any(server in text for server in _METADATA_SERVERS):
             return PermanentError(f"no credentials: {self._hint}")
         if "InvalidCertificate" in text:
@@ -259,6 +259,9 @@ class _InvalidRange(Exception):
 def _s3_options() -> dict[str, Any]:
     """Return what obstore does not take from the environment as other programs do."""
     environment = os.environ
+    for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT"):
+        if "://" not in environment.get(name, "://"):
+            raise PermanentError(f"{name}={environment[name]} has no scheme. Use http:// or https:// before it")
     if environment.get("FSSPEC_S3_ANON", "").lower() in ("1", "true"):
         return {"config": {"skip_signature": True}}
     profiles = Path(environment.get("AWS_SHARED_CREDENTIALS_FILE") or "~/.aws/credentials").expanduser()

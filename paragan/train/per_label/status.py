@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
+import json
 import secrets
 import time
 from collections.abc import Iterator, Mapping
@@ -76,7 +78,10 @@ def _format_best_and_findings(folder: Path) -> str:
 
 
 def _lock_owner(run_dir: RunDir) -> str:
-    """Return who is writing in a folder; "" if no process is."""
+    """Return who is writing in a folder; "" if no process is. A copy from an object store has owner.json instead."""
+    with contextlib.suppress(OSError, ValueError):
+        owner = json.loads((run_dir.path / "owner.json").read_text()).get("owner")
+        return f"{owner} (if it is alive)" if owner else ""
     try:
         with (run_dir.path / ".lock").open("r") as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -561,6 +561,16 @@ def test_a_bucket_without_rights_is_one_line(tmp_path: Path, monkeypatch: pytest
             ("~run-dir --run-dir=NEW/run",),
         ),
         Case(
+            "--run-dir=s3://bucket",
+            "--run-dir s3://bucket: is a whole bucket. Use s3://bucket/NAME",
+            ("~run-dir --run-dir=s3://bucket/NAME",),
+        ),
+        Case(
+            "--run-dir=s4://bucket/run",
+            "--run-dir s4://bucket/run: is neither a folder nor in an object store. Use s3://, gs:// or az://",
+            ("~run-dir --run-dir=s3://bucket/run", "~run-dir --run-dir=gs://bucket/run"),
+        ),
+        Case(
             "--run-dir=s3://",
             "--run-dir: s3://: names no bucket. Use s3://BUCKET/NAME",
             ("~run-dir --run-dir=s3://bucket/name",),
@@ -570,6 +580,14 @@ def test_a_bucket_without_rights_is_one_line(tmp_path: Path, monkeypatch: pytest
 )
 def test_addresses_that_cannot_be_used(case: Case, check_advice, server: S3Server):
     check_advice(case, ["train", "digits", "-n"])
+
+
+def test_an_endpoint_without_a_scheme_is_one_line(monkeypatch: pytest.MonkeyPatch, server: S3Server):
+    monkeypatch.setenv("AWS_ENDPOINT_URL", server.url.removeprefix("http://"))
+    with advises("has no scheme. Use http:// or https:// before it"):
+        ObjectFolder("s3://bucket/run", "--run-dir")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", server.url)
+    ObjectFolder("s3://bucket/run", "--run-dir")
 
 
 def test_what_is_there_is_read_like_a_folder(bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -583,7 +601,8 @@ def test_what_is_there_is_read_like_a_folder(bucket: Bucket, tmp_path: Path, mon
     there, here = paragan.load(bucket.address), paragan.load(folder)
     assert (there.sample(4, seed=1) == here.sample(4, seed=1)).all()
     assert (paragan.load(f"{bucket.address}/model").sample(4, seed=1) == here.sample(4, seed=1)).all()
-    assert not list((tmp_path / "machine").rglob("checkpoints"))
+    assert not list((tmp_path / "machine").rglob("checkpoints/*/*.safetensors"))
+    assert "complete, 0.08 of 0.08 kimg, checkpoint at 0.08 kimg" in run_cli("status", bucket.address).out
     for command in (
         ["sample", bucket.address, "--out", str(tmp_path / "grid.png")],
         ["report", bucket.address, "--out", str(tmp_path / "page.html")],
