@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import secrets
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -146,7 +147,8 @@ def download_run(folder: ObjectFolder, local: Path, ownership: Ownership, has_al
                 f"--run-dir {folder.address}: is empty, but {local} is a copy of it at {trained_images / 1000:g} kimg. "
                 "Remove that copy to start again, or continue it with --run-dir and its path"
             )
-        shutil.rmtree(local)
+        former = id_path.read_text() if id_path.exists() else "other"
+        local.rename(local.with_name(f"{local.name}-{former}-{secrets.token_hex(4)}"))  # it may not be all uploaded
         local.mkdir(mode=0o700)
     there = {name: stat for name, stat in folder.list_all().items() if is_part_of_run(name)}
     complete = {name.rpartition("/")[0] for name in there if _is_manifest(name)}

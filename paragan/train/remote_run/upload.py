@@ -2,8 +2,8 @@
 
 A checkpoint is there if its checkpoint.json is: this is uploaded after all files that it names, and deleted before
 them. The lines of statistics up to it are there first. config.json of a model, which has the checksums of its weights,
-follows these. Ranks that do not see the folder of
-rank 0 upload the files that they wrote of a checkpoint; rank 0 waits for them before it uploads checkpoint.json.
+follows these. Ranks that do not see the folder of rank 0 upload the files that they wrote of a checkpoint; rank 0 waits
+for them before it uploads checkpoint.json.
 
 Before every write and delete it is checked that this session still owns the folder: it may have been frozen meanwhile.
 
@@ -31,7 +31,6 @@ LOG_PERIOD_S = 30.0  # between uploads of a file that grows or is replaced
 MAX_PAUSE_S = 30.0
 MANIFEST = "checkpoint.json"
 NOT_UPLOADED = ("members.json", OWNER_FILE)  # the former has secrets
-
 LAST_FILES = (f"/{MANIFEST}", "/config.json")
 
 FileState = tuple[int, int]  # time of modification in ns, size

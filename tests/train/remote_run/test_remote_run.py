@@ -367,6 +367,13 @@ def test_a_copy_of_a_run_that_is_gone_is_not_continued_in_silence(bucket: Bucket
     train_tiny(local, "--kimg=0.048")  # continued
     shutil.rmtree(local)
     assert download_run(folder, local, ownership, has_all_parts=True) == []
+    train_tiny(local, "--kimg=0.032")
+    (local / ".run-id").write_text("former")
+    ownership.is_new = False  # another run is there now
+    download_run(folder, local, ownership, has_all_parts=True)
+    assert not (local / "run.yaml").exists()
+    (moved,) = local.parent.glob(f"{local.name}-former-*")
+    assert (moved / "run.yaml").exists()
     assert (local / ".run-id").read_text() == ownership.run_id
 
 
