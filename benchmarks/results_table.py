@@ -77,6 +77,7 @@ COMMANDS = {  # of every result: a module of benchmarks/ and its arguments
     "quality_fashion_sync": "quality.quality fashion",
     "quality_sngan": "quality.quality sngan --suite networks --cases float32 --ranks 1",
     "quality_sngan_bf16": 'quality.quality sngan --suite networks --cases "float32;bf16" --ranks 1',
+    "remote_ranges": "data.remote_ranges --rounds 5",
     "replica": "comm.replica",
     "replica_check": "comm.replica_check  # under torchrun --nproc-per-node 2",
     "scale": "comm.scale",

@@ -47,6 +47,18 @@ def congested_storage(congestion: Any) -> Iterator[Statement]:
     yield "over 60 s it waits {:.1f} %", 100 * congestion["contestants"]["dataloader, best setting"]["share"]
 
 
+@PAGE.states("remote_ranges")
+def remote_ranges(result: Any) -> Iterator[Statement]:
+    for row in result["rows"]:
+        ratios = [
+            f"{row[name]['median']:.2f} [{row[name]['ci95'][0]:.2f}, {row[name]['ci95'][1]:.2f}]"
+            for name in ("requests_ratio", "cpu_ratio")
+        ]
+        settings = f"| {row['protocol']} | {row['bytes']:,} | {row['threads']} "
+        text = settings + f"| {{:,.0f}} | {{:,.0f}} | {ratios[0]} | {ratios[1]} |"
+        yield text, *(significant(row["requests_s"][name]) for name in ("before", "now"))
+
+
 @PAGE.states("pipeline_decode")
 def decoding(decode: Any) -> Iterator[Statement]:
     small, large = (size["contestants"] for size in decode["sizes"])

@@ -19,7 +19,7 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="reads /proc"),
     pytest.mark.timeout(600),
 ]
-LENGTH = "--kimg=8"  # 500 steps, ten seconds and more
+LENGTH = "--kimg=4.8"  # 300 steps, some seconds
 MAX_EXTRA_BYTES = 64 << 20
 
 
