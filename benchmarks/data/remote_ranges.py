@@ -40,7 +40,7 @@ ReadFn = Callable[[int, int], bytes]
 
 @dataclass(frozen=True)
 class Block:
-    """What one block of requests took."""
+    """Speed and processor time of one block of requests."""
 
     requests_s: float
     cpu_us: float  # of this process, per request

@@ -45,7 +45,7 @@ TIMEOUT_S = 300.0
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a trial saw.
+    """Result of a trial.
 
     seconds    : from the kill until the run trained again
     same_bytes : whether the model is that of an undisturbed run; None where that is not to be expected
@@ -71,6 +71,19 @@ def await_step(run_dir: Path, step: int) -> None:
         if time.monotonic() > deadline:
             raise SystemExit(f"{run_dir} does not train")
         time.sleep(0.02)
+
+
+def measure_restart(run_dir: Path, kill: Callable[[], object]) -> float:
+    """Kill a part of a run that is started again by its engine. Returns the seconds until the run trains again."""
+    begin = time.monotonic()
+    kill()
+    await_step(run_dir, last_step(run_dir) + 1)
+    return time.monotonic() - begin
+
+
+def kill_owner(run_dir: Path) -> None:
+    """Kill the process that writes a run folder."""
+    os.kill(owner_of(run_dir), signal.SIGKILL)
 
 
 def owner_of(run_dir: Path) -> int:
@@ -144,11 +157,7 @@ def torchrun(folder: Path) -> Outcome:
     command += [f"--master-port={free_port()}", "-m", "paragan", *TRAIN, f"--run-dir={run_dir}"]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         await_step(run_dir, KILL_STEP)
-        begin = time.monotonic()
-        kill_rank_1(run_dir)
-        step = last_step(run_dir)
-        await_step(run_dir, step + 1)
-        seconds = time.monotonic() - begin
+        seconds = measure_restart(run_dir, lambda: kill_rank_1(run_dir))
         status = process.wait(TIMEOUT_S)
     same = model_bytes(run_dir) == undisturbed(folder.parent) and status == 0
     return Outcome("rank 1", "--max-restarts=1: all ranks were started again and resumed", seconds, same)
@@ -186,11 +195,7 @@ def ray_ranks(folder: Path, *engine: str) -> Outcome:
     arguments = ("--ranks=2", *engine, *TRAIN[1:], f"--run-dir={run_dir}")
     with example_runs.started(folder, "examples.ray.train", *arguments) as run:
         await_step(run_dir, KILL_STEP)
-        begin = time.monotonic()
-        os.kill(owner_of(run_dir), signal.SIGKILL)
-        step = last_step(run_dir)
-        await_step(run_dir, step + 1)
-        seconds = time.monotonic() - begin
+        seconds = measure_restart(run_dir, lambda: kill_owner(run_dir))
         status = run.wait()
     same = model_bytes(run_dir) == undisturbed(folder.parent) and status == 0
     return Outcome("rank 0", "both were started again and resumed", seconds, same)
@@ -209,11 +214,7 @@ def labels(folder: Path, module: str, *engine: str) -> Outcome:
         folder, module, *engine, "--labels=3", "--dir=labels", *fields[3:], *fields[:3], "--kimg=1.6"
     ) as run:
         await_step(run_dir, 40)
-        begin = time.monotonic()
-        os.kill(owner_of(run_dir), signal.SIGKILL)
-        step = last_step(run_dir)
-        await_step(run_dir, step + 1)
-        seconds = time.monotonic() - begin
+        seconds = measure_restart(run_dir, lambda: kill_owner(run_dir))
         status = run.wait()
     same = model_bytes(folder / "labels") == model_bytes(folder / "queue") and status == 0
     return Outcome("the process of label 1", "the task was repeated and resumed", seconds, same)

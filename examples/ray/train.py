@@ -1,4 +1,4 @@
-"""One training run on workers of a Ray cluster, started again where it stopped when a worker is lost.
+"""Train one run on workers of a Ray cluster. After a worker is lost, Ray starts all again, and the run resumes.
 
     python -m examples.ray.train --ranks 2 digits --run-dir /shared/run --kimg 100
     python -m examples.ray.train --ranks 2 --actors digits --run-dir /shared/run --strategy gossip

@@ -58,12 +58,7 @@ def add_eval_command(commands: Any) -> None:
         commands, "eval", _eval, "score a trained model, or one set of images against another", HELP, EXAMPLES
     )
     p.set_defaults(parser=p)
-    p.add_argument(
-        "run_dir",
-        metavar="RUN_DIR",
-        nargs="?",
-        help="a run folder; or a model folder, with --data",
-    )
+    p.add_argument("run_dir", metavar="RUN_DIR", nargs="?", help="a run folder; or a model folder, with --data")
     p.add_argument(
         "--metrics", metavar="fd,kid,prdc", help="the scores to compute (default: those of the run; fd,kid,prdc)"
     )

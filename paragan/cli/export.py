@@ -7,11 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paragan.cli.common import (
-    add_command,
-    add_nets_option,
-    check_no_extra_arguments,
-)
+from paragan.cli.common import add_command, add_nets_option, check_no_extra_arguments
 from paragan.cli.sample import MODEL_HELP, load_model_from_options
 from paragan.core.errors import UsageError
 

@@ -24,7 +24,7 @@ MAX_EXTRA_BYTES = 64 << 20
 
 
 class RunEnd(NamedTuple):
-    """How a run ended.
+    """Result of a run.
 
     peak_bytes : the most memory that one of its processes had
     """

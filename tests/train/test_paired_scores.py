@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import numpy as np
 import pytest
 import torch
@@ -101,9 +103,10 @@ def test_games_without_pairs_are_refused(case):
         assert run_cli(*change(case.arguments.split(), follow)).status == 0
 
 
-def test_a_folder_without_pairs_is_refused(finished):
-    assert "metrics=psnr: compares each fake" in usage_error("eval", finished, "--metrics=psnr", "--count=40")
-    assert "metrics=psnr: compares each fake" in usage_error("eval", finished, "--follow", "--metrics=psnr")
+def test_a_folder_without_pairs_is_refused(finished, tmp_path):
+    folder = shutil.copytree(finished, tmp_path / "run")  # --follow writes a lock into it
+    assert "metrics=psnr: compares each fake" in usage_error("eval", folder, "--metrics=psnr", "--count=40")
+    assert "metrics=psnr: compares each fake" in usage_error("eval", folder, "--follow", "--metrics=psnr")
 
 
 def test_waves_have_distances_of_their_spectrograms(tmp_path):

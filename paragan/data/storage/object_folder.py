@@ -1,4 +1,4 @@
-"""A folder of an object store: with patience, and with a copy of it on this machine."""
+"""A folder of an object store, whose requests are tried again, and copies of it on this machine."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from paragan.core.atomic_write import atomic_output, atomic_write_bytes
 from paragan.core.errors import RunError, UsageError
 from paragan.data.source import DecodeError
 from paragan.data.storage.disk_cache import default_cache_dir
-from paragan.data.storage.filesystem import RemoteOptions
-from paragan.data.storage.object_store import READ_PART_BYTES, SCHEMES, ConflictError, ObjectStore
+from paragan.data.storage.filesystem import RemoteOptions, redact
+from paragan.data.storage.object_store import SCHEMES, ConflictError, ObjectStore
 from paragan.data.storage.retry import FileStat, PermanentError, StoredObject, retry
 
-PATIENCE = RemoteOptions(cache_dir="", timeout_s=60.0, retry_for_s=20.0)  # a slow link may need long for a part
-
+REQUEST_OPTIONS = RemoteOptions(cache_dir="", timeout_s=60.0, retry_for_s=20.0)  # a slow link needs long for a part
+READ_PART_BYTES = 16 * 2**20  # of a file, per request
 DOWNLOAD_ATTEMPTS = 5  # of an object that is replaced meanwhile
 VERSIONS_FILE = ".versions.json"  # in a copy: size and version of every object
 
@@ -45,10 +45,15 @@ class ObjectFolder:
         UsageError: the address cannot be used.
     """
 
-    def __init__(self, address: str, field: str, options: RemoteOptions = PATIENCE):
+    def __init__(self, address: str, field: str, options: RemoteOptions = REQUEST_OPTIONS):
         scheme, _, path = address.partition("://")
         self.address = f"{scheme}://{path.strip('/')}"
         self._field = field
+        if ":" in path.partition("/")[0].rpartition("@")[0]:
+            raise UsageError(
+                f"{field}: {redact(self.address)} has a password in it, which would be saved. Set the variables for "
+                "credentials instead (docs/data.md)"
+            )
         self._options = options
         try:
             self.store = ObjectStore(self.address, options.timeout_s)
@@ -59,7 +64,7 @@ class ObjectFolder:
         """Return where the copy of the folder lies on this machine: in the cache of this user.
 
         Args:
-            kind: what it is a copy of: "runs" or "models".
+            kind: "runs" for a copy in which a run trains, "copies" for one that commands read.
         """
         name = re.sub(r"[^a-zA-Z0-9]+", "-", self.address)[-60:].strip("-")
         digest = hashlib.sha256(f"{os.environ.get('AWS_ENDPOINT_URL', '')} {self.address}".encode()).hexdigest()[:12]
@@ -70,7 +75,7 @@ class ObjectFolder:
         return self._retry(lambda timeout_s: self.store.list_all(folder, timeout_s), folder)
 
     def read(self, name: str) -> StoredObject | None:
-        """Read a whole object. None if there is none."""
+        """Read a whole, small object. None if there is none."""
         try:
             return self._retry(lambda timeout_s: self.store.get(name, timeout_s), name)
         except DecodeError:
@@ -164,7 +169,7 @@ def download_for_reading(address: str, field: str) -> Path:
     local.mkdir(mode=0o700, parents=True, exist_ok=True)
     versions_path = local / VERSIONS_FILE
     there = {name: stat for name, stat in folder.list_all().items() if _is_for_reading(name)}
-    shutil.rmtree(local / "checkpoints", ignore_errors=True)  # of former times
+    shutil.rmtree(local / "checkpoints", ignore_errors=True)  # of the last download
     if not there:
         raise UsageError(f"{field}: {folder.address} has no files: check the address")
     known = json.loads(versions_path.read_text()) if versions_path.exists() else {}

@@ -48,7 +48,6 @@ from paragan.data.storage.retry import (
 from paragan.data.storage.timeouts import run_in_thread
 
 SCHEMES = ("s3", "s3a", "gs", "gcs", "az", "azure", "abfs", "abfss", "adl")
-READ_PART_BYTES = 16 * 2**20  # of a whole object, per request
 UPLOAD_CONNECTIONS = 4
 UPLOAD_PART_BYTES = 5 * 2**20
 
@@ -135,10 +134,8 @@ class ObjectStore:
                 self.stat(folder, timeout_s)
                 raise PermanentError("this is a file: give its folder, or a file of a supported format")
             raise NotFoundError("404")
-        listing = DirListing(
-            {name: stat.size for name, stat in files.items()}, [f for f in folders if not is_litter(f)]
-        )
-        return listing, files
+        sizes = {name: stat.size for name, stat in files.items()}
+        return DirListing(sizes, [name for name in folders if not is_litter(name)]), files
 
     def list_all(self, folder: str, timeout_s: float) -> dict[str, FileStat]:
         """Return all objects below a folder, by name; {} if there are none.
@@ -154,28 +151,18 @@ class ObjectStore:
         objects = self._request(collect, timeout_s)
         return {str(meta["path"]).removeprefix(above): file_stat(meta) for meta in objects if meta["size"]}
 
-    # Writing ----------------------------------------------------------------------------------------------
-
     def get(self, name: str, timeout_s: float) -> StoredObject:
-        """Read a whole object. `timeout_s` is for each of its parts."""
+        """Read a whole, small object in one request."""
         path = self._path(name)
-        head = self._request(lambda: obstore.head(self._store, path), timeout_s)
-        parts = list[bytes]()
-        for start in range(0, int(head["size"]), READ_PART_BYTES):
-            options: Any = {"range": (start, start + READ_PART_BYTES), "if_match": head["e_tag"]}
 
-            def read(options: Any = options) -> bytes:
-                return bytes(obstore.get(self._store, path, options=options).bytes())
+        def read() -> StoredObject:
+            result = obstore.get(self._store, path)
+            version = {key: value for key in ("e_tag", "version") if (value := result.meta[key]) is not None}
+            return StoredObject(bytes(result.bytes()), version)
 
-            try:
-                parts.append(self._request(read, timeout_s))
-            except ConflictError:
-                raise RetryableError("it was replaced while it was read") from None
-        data = b"".join(parts)
-        if len(data) != head["size"]:
-            raise short_response_error(len(data), head["size"])
-        version = {name: head[name] for name in ("e_tag", "version") if head[name] is not None}
-        return StoredObject(data, version)
+        return self._request(read, timeout_s)
+
+    # Writing ----------------------------------------------------------------------------------------------
 
     def put(self, name: str, data: bytes | Path, timeout_s: float) -> None:
         """Write an object, complete or not at all. A file is read in parts; `timeout_s` is for each of them."""

@@ -1,4 +1,4 @@
-"""What requests through obstore have in common: its threads, and what its errors mean.
+"""Translate errors of obstore, and refuse requests in forked processes.
 
 obstore sends requests from threads of its own. They do not exist in a forked process, where a request would never end,
 so it is refused there. Its errors have a class, and a text with the HTTP status or with Rust's debug output.

@@ -86,6 +86,8 @@ def pool(folder: Path, out: Path, data: str | None = None, allow_missing: bool =
 
 def find_label_runs(folder: Path) -> list[LabelRun]:
     """Return the label runs in a folder, sorted by label. UsageError if a run in it is another one or not finished."""
+    if (folder / "run.yaml").exists():
+        raise UsageError(f"{folder}: is a run itself. Give the folder that holds the runs of all labels")
     run_dirs = sorted(path.parent for path in folder.glob("*/run.yaml"))
     if not run_dirs:
         problem = "has no run folders in it" if folder.is_dir() else "does not exist"

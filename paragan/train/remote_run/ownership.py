@@ -1,4 +1,4 @@
-"""Who may write a run folder in an object store: one run at a time, whatever machine it is on.
+"""Let only one session at a time write a run folder in an object store, whatever machine it runs on.
 
 The object `owner.json` names the run, and the session that trains it, which rewrites it every RENEW_S. Another session
 that finds it watches it for EXPIRE_S by its own clock: if it does not change, the former session is dead (its machine

@@ -56,7 +56,7 @@ def open_remote_run(address: str, upload_s: float, world: World, console: RunCon
 
     Raises:
         UsageError: the object store cannot be written, or another run writes there.
-        RunError: not everything could be uploaded at the end. What is here is complete.
+        RunError: not everything could be uploaded at the end. The copy is complete.
     """
     if not address:
         yield None
@@ -133,23 +133,13 @@ def download_run(folder: ObjectFolder, local: Path, ownership: Ownership, has_al
     """Bring a copy up to the complete checkpoints of the object store. What is ahead of it stays as it is.
 
     Args:
-        has_all_parts: whether checkpoints that were not uploaded stay; parts of them may be on other machines.
+        has_all_parts: whether this machine has every file of its checkpoints. Otherwise those that were not uploaded
+            are removed.
 
     Returns:
         The files of checkpoints that are the same here and there.
     """
-    local.mkdir(mode=0o700, parents=True, exist_ok=True)
-    id_path = local / RUN_ID_FILE
-    if (local / "run.yaml").exists() and (not id_path.exists() or id_path.read_text() != ownership.run_id):
-        trained_images = RunDir(local).trained_images
-        if ownership.is_new and trained_images:
-            raise UsageError(
-                f"--run-dir {folder.address}: is empty, but {local} is a copy of it at {trained_images / 1000:g} kimg. "
-                "Remove that copy to start again, or continue it with --run-dir and its path"
-            )
-        former = id_path.read_text() if id_path.exists() else "other"
-        local.rename(local.with_name(f"{local.name}-{former}-{secrets.token_hex(4)}"))  # it may not be all uploaded
-        local.mkdir(mode=0o700)
+    _rename_copy_of_other_run(folder, local, ownership)
     there = {name: stat for name, stat in folder.list_all().items() if is_part_of_run(name)}
     complete = {name.rpartition("/")[0] for name in there if _is_manifest(name)}
     newest = max((int(checkpoint.rpartition("/")[2]) for checkpoint in complete), default=-1)
@@ -168,8 +158,27 @@ def download_run(folder: ObjectFolder, local: Path, ownership: Ownership, has_al
     # all: a run goes back to an older one if the newest is damaged, or if training diverged before it was written
     of_complete = {name: stat for name, stat in there.items() if name.rpartition("/")[0] in complete}
     download_changed(folder, dict(sorted(of_complete.items(), key=lambda item: _is_manifest(item[0]))), local)
-    atomic_write_bytes(id_path, ownership.run_id.encode())
+    atomic_write_bytes(local / RUN_ID_FILE, ownership.run_id.encode())
     return list(of_complete)
+
+
+def _rename_copy_of_other_run(folder: ObjectFolder, local: Path, ownership: Ownership) -> None:
+    """Make room for a copy if there is one of another run, which may have more than was uploaded.
+
+    Raises:
+        UsageError: the object store has no run any more.
+    """
+    id_path = local / RUN_ID_FILE
+    run_id = id_path.read_text() if id_path.exists() else ""
+    if (local / "run.yaml").exists() and run_id != ownership.run_id:
+        trained_images = RunDir(local).trained_images
+        if ownership.is_new and trained_images:
+            raise UsageError(
+                f"--run-dir {folder.address}: is empty, but {local} is a copy of it at {trained_images / 1000:g} kimg. "
+                "Remove that copy to start again, or continue it with --run-dir and its path"
+            )
+        local.rename(local.with_name(f"{local.name}-{run_id or 'other'}-{secrets.token_hex(4)}"))
+    local.mkdir(mode=0o700, parents=True, exist_ok=True)
 
 
 def _is_manifest(name: str) -> bool:

@@ -48,7 +48,7 @@ def server() -> Iterator[FaultyServer]:
 
 @pytest.fixture(params=["obstore", "aiohttp"])
 def is_fast(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Whether ranges are requested by the fast way first."""
+    """Request ranges through obstore first, or through aiohttp only."""
     if request.param == "aiohttp":
         monkeypatch.setattr(HttpRangeReader, "make", staticmethod(lambda *_: None))
     return request.param == "obstore"

@@ -1,4 +1,4 @@
-"""One model of the runs of single labels (`paragan pool`)."""
+"""Test `paragan pool`, which makes one model of the runs of single labels."""
 
 from __future__ import annotations
 
@@ -113,6 +113,12 @@ def test_a_folder_without_runs_gets_one_as_advised(name, trained, tmp_path):
     shutil.copy(trained / "three.npz", folder)
     train(folder / "0", 0)
     assert pool(folder, folder, allow_missing=True) == 1
+
+
+def test_the_folder_of_all_runs_is_given_as_advised(runs):
+    with advises(f"{runs}/of 1: is a run itself. Give the folder that holds the runs of all labels"):
+        pool(runs / "of 1", runs)
+    assert pool(runs, runs) == 3
 
 
 def test_a_second_run_of_a_label_is_moved_as_advised(runs):

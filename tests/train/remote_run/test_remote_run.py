@@ -589,6 +589,13 @@ def test_addresses_that_cannot_be_used(case: Case, check_advice, server: S3Serve
     check_advice(case, ["train", "digits", "-n"])
 
 
+def test_an_address_with_a_secret_is_refused_and_not_shown(server: S3Server):
+    with advises("Set the variables for credentials instead (docs/data.md)") as refusal:
+        ObjectFolder("s3://key:hidden@bucket/run", "--run-dir")
+    assert "hidden" not in str(cast(Any, refusal).value)
+    ObjectFolder("s3://bucket/run", "--run-dir")
+
+
 def test_an_endpoint_without_a_scheme_is_one_line(monkeypatch: pytest.MonkeyPatch, server: S3Server):
     monkeypatch.setenv("AWS_ENDPOINT_URL", server.url.removeprefix("http://"))
     with advises("has no scheme. Use http:// or https:// before it"):
