@@ -3,6 +3,7 @@
     sudo python -m benchmarks.plan.prediction measure --json F [--only NAME] [--seconds X]     about 15 minutes in all
     python -m benchmarks.plan.prediction report --json F [--figure G]                    what the model says of it now
     sudo python -m benchmarks.plan.prediction scaling --json F                                 1 to 8 hosts
+    sudo python -m benchmarks.plan.prediction own --json F            an exchange and a topology of tests/own_strategies
 
 `measure` goes on where it was cut off: networks that are in F already are not measured again. Each is one laboratory
 (lab.py) in which every host first measures, all at the same time, what predictions are made of: the links (as
@@ -48,6 +49,9 @@ from paragan.plan.select.candidates import parse_strategy
 from paragan.strategies.sync import Sync
 
 BENCHMARKS_DIR = Path(__file__).parents[1]
+sys.path.insert(0, str(BENCHMARKS_DIR.parent / "tests"))
+from own_strategies import OWN_STRATEGIES  # noqa: E402
+
 BLOCKS = 4
 D_COMPUTE_SHARE = 0.5  # of computing, D's own
 LANES = 2  # of a host, an image each
@@ -112,7 +116,18 @@ CASES: dict[str, Case] = {
         ("sync", "sync+int8", "gossip+topology=ring", "async-gossip", "sync+sync_period=4"),
     ),
 }  # fmt: skip
+OWN_CASES: dict[str, Case] = {
+    "4 hosts, 100 Mbit/s, 5 ms": Case(
+        ("--hosts=4", "--rate=100mbit", "--latency=5ms"), 1_000_000, 250, ("sync", *OWN_STRATEGIES)
+    ),
+    "4 hosts, 500 Mbit/s": Case(("--hosts=4", "--rate=500mbit"), 4_000_000, 250, ("sync", *OWN_STRATEGIES)),
+}
 SCALING_STRATEGIES = ("sync", "sync+int8", "gossip", "async+max_lead_rounds=2")
+
+
+def make_strategy(name: str) -> Any:
+    """Make a strategy of the library, or one of OWN_STRATEGIES."""
+    return OWN_STRATEGIES[name]() if name in OWN_STRATEGIES else parse_strategy(name)
 
 
 # measured, on every host ----------------------------------------------------------------------------------------------
@@ -174,7 +189,7 @@ def _measure_worker(ranks: int, case: Case, many: int) -> dict[str, float]:
 
 def _measure_throughput(world: World, case: Case, name: str, seconds: float) -> dict[str, Any]:
     """Rounds that nobody waits between: the slowest rank's mean in each of some blocks, the median."""
-    strategy, lanes = parse_strategy(name), LANES * world.size
+    strategy, lanes = make_strategy(name), LANES * world.size
     game = make_emulated_game(case.params, case.compute_ms / 1000 / LANES, D_COMPUTE_SHARE, bucket_bytes(strategy.wire))
     role = strategy.role(game, world, lanes)
     workers = [Batch(torch.zeros(len(role.share.lanes), 1), None, LaneRng(0, 0, role.share.lanes, 1))]
@@ -242,7 +257,7 @@ def predict_case(case: Case, result: dict[str, Any], name: str) -> Prediction:
     links = from_dict(Links, result["links"])
     lanes = LANES * links.hosts
     data = DataOptions(resolution=1, channels=1, labels=False)
-    run = dataclasses.replace(Run(), strategy=parse_strategy(name), batch=lanes, lanes=lanes, data=data)
+    run = dataclasses.replace(Run(), strategy=make_strategy(name), batch=lanes, lanes=lanes, data=data)
     run = dataclasses.replace(run, device=dataclasses.replace(run.device, precision="float32"))
     return predict(run, make_profile(case, result), links)
 
@@ -319,6 +334,22 @@ def run_measure(options: argparse.Namespace) -> None:
             save_json(options.json, stored)
 
 
+def run_own(options: argparse.Namespace) -> None:
+    """What users wrote, predicted without a line of it in the library."""
+    from benchmarks.lib.timing import describe_machine, save_json
+
+    rows: list[dict[str, Any]] = []
+    result = {"machine": describe_machine(), "rows": rows, "laboratories": {}}
+    for name, case in OWN_CASES.items():
+        result["laboratories"][name] = measure_case(case, options.seconds)
+        rows += compare_case(name, case, result["laboratories"][name]["found"])
+        save_json(options.json, result)
+    for row in rows:
+        print(
+            f"{row['network']:<28}{row['strategy']:<36}{row['measured_ms']:9.1f}{row['predicted_ms']:9.1f}{row['error']:+8.1%}"
+        )
+
+
 def run_scaling(options: argparse.Namespace) -> None:
     """1 to 8 hosts, each with as many images as one has alone."""
     from benchmarks.lib.timing import describe_machine, save_json
@@ -347,6 +378,7 @@ def main() -> None:
         "measure": run_measure,
         "report": format_report,
         "scaling": run_scaling,
+        "own": run_own,
         "inside": measure_on_host,
     }.items():
         p = kinds.add_parser(name)

@@ -280,6 +280,8 @@ def _plan_to_json(plan: Plan, links: Links, profile: Profile, command: str) -> s
     rows: list[dict[str, Any]] = []
     for row in plan.rows:
         fields = {name: value for name, value in to_dict(row).items() if name != "candidate"}
+        del fields["prediction"]["explain"]
+        fields["prediction"]["breakdown_s"] = to_dict(row.prediction.breakdown_s)
         rows.append({**fields, "options": row.candidate.cli_options})
     record = {
         "ranks": plan.ranks,

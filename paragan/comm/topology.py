@@ -127,6 +127,26 @@ def contraction(topology: Topology, size: int) -> float:
     return 0.0 if remainder < 1e-12 else remainder ** (1 / period)
 
 
+def contraction_by_spectrum(topology: Any, size: int) -> float:
+    """Return `contraction` for any number of ranks, without a matrix.
+
+    Raises:
+        UsageError: the topology has no `spectrum`, or does not support this number of ranks.
+    """
+    if not hasattr(topology, "spectrum"):
+        names = ", ".join(t.name for t in BUILTIN_TOPOLOGIES if hasattr(t, "spectrum"))
+        raise UsageError(f"strategy.topology={topology.name}: no formula for {size} ranks. Use {names}")
+    reason = topology.unsupported_reason(size)
+    if reason:
+        raise UsageError(f"strategy.topology={topology.name} on {size} ranks: {reason}")
+    period = topology.period(size) or 1
+    product = np.ones(1)
+    for step in range(period):
+        product = product * np.abs(topology.spectrum(size, step))
+    remainder = float(product.max()) if size > 1 else 0.0
+    return 0.0 if remainder < 1e-12 else remainder ** (1 / period)
+
+
 def messages_per_step(topology: Topology, size: int) -> float:
     """Return how many messages a rank sends in a step: the mean over ranks and steps."""
     matrices = [topology.matrix(size, step) for step in range(topology.period(size) or 1)]
@@ -160,6 +180,21 @@ def metropolis_weights(size: int, edges: Iterable[tuple[int, int]]) -> Matrix:
     return w + np.diag(1 - w.sum(1))
 
 
+class RegularTopology(Topology, Protocol):
+    """Every rank receives equally many messages in a step, of equal weight: W is known without being built."""
+
+    def senders(self, size: int, step: int) -> list[NDArray[np.int64]]:
+        """Return the rank that each rank receives from (itself: none), one array [size] for each message."""
+        ...
+
+    def spectrum(self, size: int, step: int) -> NDArray[Any]:
+        """Return the eigenvalues of W beside 1, in an order that is the same at every step.
+
+        For random graphs, the root mean square of what remains.
+        """
+        ...
+
+
 class _StaticTopology:
     """Has the same matrix at every step, on any number of ranks."""
 
@@ -170,11 +205,30 @@ class _StaticTopology:
         return 1
 
 
+class _Circulant(_StaticTopology):
+    """Rank i receives from rank i - offset, for some offsets."""
+
+    def offsets(self, size: int, step: int) -> list[int]:
+        raise NotImplementedError
+
+    def senders(self, size: int, step: int) -> list[NDArray[np.int64]]:
+        return [(np.arange(size) - offset) % size for offset in self.offsets(size, step)]
+
+    def spectrum(self, size: int, step: int) -> NDArray[Any]:
+        offsets = self.offsets(size, step)
+        column = np.zeros(size)
+        column[[0, *(offset % size for offset in offsets)]] = 1 / (1 + len(offsets))
+        return np.fft.fft(column)[1:]
+
+
 @config_class
-class Ring(_StaticTopology):
+class Ring(_Circulant):
     """Both neighbors on a circle: averages slowly beyond 16 ranks."""
 
     name: Literal["ring"] = "ring"
+
+    def offsets(self, size: int, step: int) -> list[int]:
+        return sorted({1 % size, -1 % size} - {0})
 
     def matrix(self, size: int, step: int) -> Matrix:
         return metropolis_weights(size, [(i, (i + 1) % size) for i in range(size)])
@@ -215,12 +269,22 @@ class Hypercube(_StaticTopology):
     def matrix(self, size: int, step: int) -> Matrix:
         return metropolis_weights(size, [(i, i ^ (1 << bit)) for i in range(size) for bit in range(_ceil_log2(size))])
 
+    def senders(self, size: int, step: int) -> list[NDArray[np.int64]]:
+        return [np.arange(size) ^ (1 << bit) for bit in range(_ceil_log2(size))]
+
+    def spectrum(self, size: int, step: int) -> NDArray[Any]:
+        hops = _ceil_log2(size)
+        return 1 - 2 * np.arange(1, hops + 1) / (hops + 1)  # by the number of bits in which an eigenvector alternates
+
 
 @config_class
 class Complete(_StaticTopology):
     """All ranks: reaches the mean in one step, for size - 1 messages."""
 
     name: Literal["complete"] = "complete"
+
+    def spectrum(self, size: int, step: int) -> NDArray[Any]:
+        return np.zeros(1)
 
     def matrix(self, size: int, step: int) -> Matrix:
         return metropolis_weights(size, itertools.combinations(range(size), 2))
@@ -235,6 +299,9 @@ class Star(_StaticTopology):
     def matrix(self, size: int, step: int) -> Matrix:
         return metropolis_weights(size, [(0, i) for i in range(1, size)])
 
+    def spectrum(self, size: int, step: int) -> NDArray[Any]:
+        return np.array([1 - 1 / size if size > 2 else 0.0])
+
 
 # directed graphs ------------------------------------------------------------------------------------------------------
 
@@ -248,10 +315,13 @@ def _circulant(size: int, weights: dict[int, float]) -> Matrix:
 
 
 @config_class
-class Exponential(_StaticTopology):
+class Exponential(_Circulant):
     """Receives from the ranks 1, 2, 4, ... before its own (Assran et al. 2019)."""
 
     name: Literal["exponential"] = "exponential"
+
+    def offsets(self, size: int, step: int) -> list[int]:
+        return [1 << hop for hop in range(_ceil_log2(size))]
 
     def matrix(self, size: int, step: int) -> Matrix:
         hops = _ceil_log2(size)
@@ -259,13 +329,16 @@ class Exponential(_StaticTopology):
 
 
 @config_class
-class OnePeer(_StaticTopology):
+class OnePeer(_Circulant):
     """One message a step, from the rank 1, then 2, then 4, ... before its own (Ying et al. 2021).
 
     Reaches the exact mean every log2(size) steps if the size is a power of two.
     """
 
     name: Literal["one-peer"] = "one-peer"
+
+    def offsets(self, size: int, step: int) -> list[int]:
+        return [1 << step % self.period(size)] if size > 1 else []
 
     def period(self, size: int) -> int:
         return max(1, _ceil_log2(size))
@@ -291,6 +364,17 @@ class _RandomTopology:
     def _permutation(self, size: int, step: int) -> NDArray[np.int64]:
         return philox_generator(self.seed, "topology", position=step).permutation(size)
 
+    def senders(self, size: int, step: int) -> list[NDArray[np.int64]]:
+        raise NotImplementedError
+
+    def spectrum(self, size: int, step: int) -> NDArray[Any]:
+        senders = self.senders(size, step)
+        weight = 1 / (1 + len(senders))
+        own_weight = weight * (1 + sum((sender == np.arange(size)).astype(float) for sender in senders))
+        received = weight**2 * sum((sender != np.arange(size)).sum() for sender in senders)
+        squares = float(np.sum(own_weight**2) + received)
+        return np.array([math.sqrt(max(0.0, (squares - 1) / max(1, size - 1)))])
+
 
 @config_class
 class Matching(_RandomTopology):
@@ -306,6 +390,14 @@ class Matching(_RandomTopology):
         order = self._permutation(size, step)
         return metropolis_weights(size, zip(order[0::2].tolist(), order[1::2].tolist()))
 
+    def senders(self, size: int, step: int) -> list[NDArray[np.int64]]:
+        order = self._permutation(size, step)
+        partners = np.arange(size)
+        last = size - size % 2
+        partners[order[0:last:2]] = order[1:last:2]
+        partners[order[1:last:2]] = order[0:last:2]
+        return [partners]
+
 
 @config_class
 class RandomRing(_RandomTopology):
@@ -320,6 +412,13 @@ class RandomRing(_RandomTopology):
     def matrix(self, size: int, step: int) -> Matrix:
         order = self._permutation(size, step).tolist()
         return metropolis_weights(size, zip(order, order[1:] + order[:1]))
+
+    def senders(self, size: int, step: int) -> list[NDArray[np.int64]]:
+        order = self._permutation(size, step)
+        senders = [np.empty(size, np.int64) for _ in range(min(2, size - 1))]
+        for sender, shift in zip(senders, (1, -1)):
+            sender[order] = np.roll(order, shift)
+        return senders
 
 
 # other graphs --------------------------------------------------------------------------------------------------------

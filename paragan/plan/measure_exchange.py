@@ -28,7 +28,7 @@ from paragan.game.game import Game
 from paragan.game.player import Player
 from paragan.game.turn import play_turns, start_exchanges
 from paragan.plan.cost import role_traffic
-from paragan.plan.predict.stub_game import StubObjective, equal_layers
+from paragan.plan.predict.simulated_game import StubObjective, equal_layers
 from paragan.strategies.base import Role, Strategy
 
 MIN_LANES = 8  # each of one image

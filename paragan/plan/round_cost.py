@@ -13,7 +13,7 @@ from paragan.config.run import Run, with_lanes
 from paragan.data.dataset import Dataset
 from paragan.game.game import Game
 from paragan.plan.memory import RoundCost, estimate, fake_tensor_mode
-from paragan.plan.virtual_world import VirtualWorld
+from paragan.plan.predict.simulated_world import lone_world
 from paragan.strategies.base import Role
 from paragan.train.build import Networks, build_game, build_networks
 from paragan.train.loop import play_round
@@ -59,14 +59,14 @@ def play_one_round(run: Run, dataset: Dataset, world: World | None = None) -> Se
 
 def build_roles(run: Run, dataset: Dataset, ranks: int) -> tuple[Game, list[Role]]:
     """Build the game of a run without storage, and the role that all ranks have, or one of each team."""
-    world = VirtualWorld(ranks)
+    world = lone_world(ranks)
     with fake_tensor_mode():
         game = build_game(run, build_tested_networks(run, dataset, world), dataset, world.device)
         roles = [run.strategy.role(game, world, run.lanes)]
         if roles[0].is_split:
             g_ranks = roles[0].owner_ranks[1]
             split_strategy = dataclasses.replace(run.strategy, split=f"{g_ranks}:{ranks - g_ranks}")
-            roles.append(split_strategy.role(game, VirtualWorld(ranks, g_ranks), run.lanes))
+            roles.append(split_strategy.role(game, lone_world(ranks, g_ranks), run.lanes))
     return game, roles
 
 

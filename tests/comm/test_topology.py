@@ -20,6 +20,7 @@ from paragan.comm.topology import (
     Torus,
     check_topology,
     contraction,
+    contraction_by_spectrum,
     is_static,
     messages_per_step,
     neighbors,
@@ -206,3 +207,33 @@ def test_survivors_stay_connected(topology, original_ranks, initial_size, name):
 
 def test_static_topologies():
     assert [t.name for t in BUILTIN_TOPOLOGIES if is_static(t, 8)] == ["ring", "torus", "hypercube", "complete", "star"]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 12, 31, 32, 64])
+@pytest.mark.parametrize("topology", [t for t in BUILTIN_TOPOLOGIES if hasattr(t, "senders")], ids=lambda t: t.name)
+def test_senders_are_those_of_the_matrix(topology, size):
+    if topology.unsupported_reason(size):
+        pytest.skip(topology.unsupported_reason(size))
+    for step in range(topology.period(size) or 3):
+        senders = topology.senders(size, step)
+        w = np.eye(size) / (1 + len(senders))
+        for sender in senders:
+            w[np.arange(size), sender] += 1 / (1 + len(senders))
+        np.testing.assert_allclose(w, topology.matrix(size, step), atol=1e-12)
+
+
+HAVE_SPECTRUM = [t for t in BUILTIN_TOPOLOGIES if hasattr(t, "spectrum")]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 12, 31, 32, 64])
+@pytest.mark.parametrize("topology", HAVE_SPECTRUM, ids=lambda t: t.name)
+def test_contraction_by_spectrum_equals_that_of_the_matrix(topology, size):
+    if topology.unsupported_reason(size):
+        pytest.skip(topology.unsupported_reason(size))
+    assert contraction_by_spectrum(topology, size) == pytest.approx(contraction(topology, size), abs=1e-6)
+
+
+def test_a_topology_without_a_spectrum_is_refused_with_those_that_have_one():
+    with advises(f"strategy.topology=torus: no formula for 16 ranks. Use {', '.join(t.name for t in HAVE_SPECTRUM)}"):
+        contraction_by_spectrum(Torus(), 16)
+    assert all(0 <= contraction_by_spectrum(topology, 16) < 1 for topology in HAVE_SPECTRUM)

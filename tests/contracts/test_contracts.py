@@ -15,7 +15,7 @@ from paragan.comm.launch_info import LaunchInfo
 from paragan.comm.world import World
 from paragan.core.errors import UsageError
 from paragan.core.host_copies import copy_to_host
-from paragan.plan.virtual_world import VirtualWorld
+from paragan.plan.predict.simulated_world import lone_world
 from paragan.strategies.base import assign_lanes
 from paragan.train.averaged_model import averaged_networks, consensus_distance, consensus_terms
 from paragan.train.loop import play_round
@@ -228,7 +228,7 @@ def test_counted_bytes_equal_predicted_bytes(pool, settings):
         for row, expected, _ in rows:
             assert all(a == pytest.approx(b, abs=rounded) for a, b in zip(row, expected, strict=True))
         assert any(any(row) for row, _, _ in rows)
-        virtual = tiny_run.make_session(run, VirtualWorld(ranks))
+        virtual = tiny_run.make_session(run, lone_world(ranks))
         if virtual.role.description == rows[0][2]:  # split=auto may have measured another split
             assert predicted(virtual) == rows[0][1]
 
@@ -251,7 +251,7 @@ def test_more_ranks_than_lanes_are_refused_with_numbers_that_work():
 @every_strategy
 def test_too_many_ranks_are_rejected_with_the_maximum(settings):
     run = tiny_run.make_run(*settings)
-    world = VirtualWorld(17)  # more than two teams could use, too
+    world = lone_world(17)  # more than two teams could use, too
     with pytest.raises(UsageError, match="at most 8 ranks"):
         tiny_run.make_session(run, world)
     assert LaunchInfo().size == 1

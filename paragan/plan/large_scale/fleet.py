@@ -22,9 +22,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from paragan.comm.topology import BUILTIN_TOPOLOGIES, contraction_by_spectrum
 from paragan.core.errors import UsageError
 from paragan.core.rng import philox_generator
-from paragan.plan.large_scale.mixing_rate import rounds_to_contract
 from paragan.plan.large_scale.round_time import AllReduceModel, WorkerRound
 from paragan.plan.links import DEFAULT_INTRA_HOST_LINK, Link
 from paragan.strategies.async_paragan import Async
@@ -130,6 +130,7 @@ def simulate_fleet(
     if strategy.coordination == "teams":
         return _simulate_teams(strategy, worker_round, config, rounds, hours)
     if strategy.coordination == "gossip":
+        _check_topology(strategy.topology)
         return _IndependentSim(worker_round, config, strategy).run(rounds, hours)
     return _simulate_all_reduce(
         _make_all_reduce_model(strategy, worker_round, group_size, intra_host),
@@ -139,6 +140,23 @@ def simulate_fleet(
         rounds,
         hours,
     )
+
+
+def _check_topology(topology: Any) -> None:
+    """Raise UsageError if the senders of a topology are only known from its matrix."""
+    if not hasattr(topology, "senders"):
+        names = ", ".join(t.name for t in BUILTIN_TOPOLOGIES if hasattr(t, "senders"))
+        raise UsageError(f"strategy.topology={topology.name}: it cannot be simulated. Use {names}")
+
+
+def rounds_to_contract(remaining: float, strategy: Any, ranks: int) -> float:
+    """Return the rounds of gossip until the fraction `remaining` of a distance between ranks is left."""
+    factor = contraction_by_spectrum(strategy.topology, ranks) ** strategy.rounds
+    if factor == 0:  # the exact mean, after all graphs of a period
+        return math.ceil(max(1, strategy.topology.period(ranks)) / strategy.rounds) * strategy.sync_period
+    if factor >= 1:
+        return math.inf
+    return max(1.0, math.log(remaining) / math.log(factor)) * strategy.sync_period
 
 
 class Fleet:
@@ -399,34 +417,14 @@ class _IndependentSim:
         lost = np.flatnonzero(self.lost_mask)
         self.traces[:, lost] = self.traces[:, self.fleet.rng.integers(0, self.config.workers, len(lost))]
 
-    def _peers(self, step: int) -> tuple[list[NDArray[np.int64]], float]:
-        """Return the senders that each worker receives from, one array per message, and the weight of a message."""
-        n = self.config.workers
-        name = self.strategy.topology.name
-        workers = np.arange(n)
-        if name == "one-peer":
-            return [(workers - (1 << step % max(1, (n - 1).bit_length()))) % n], 1 / 2
-        if name == "ring":
-            return [(workers - 1) % n, (workers + 1) % n], 1 / 3
-        order = philox_generator(self.config.seed, "graph", position=step).permutation(n)
-        position = np.empty(n, np.int64)
-        position[order] = workers
-        if name == "random-ring":
-            return [order[(position - 1) % n], order[(position + 1) % n]], 1 / 3
-        if name == "matching":
-            partner = np.where(position % 2 == 0, position + 1, position - 1)
-            return [order[np.where(partner < n, partner, position)]], 1 / 2
-        raise UsageError(
-            f"strategy.topology={name}: it cannot be simulated. Use one-peer, ring, random-ring or matching"
-        )
-
     def _mix_step(self, step: int, end_s: FloatArray) -> FloatArray:
         """Mix with the peers, and return when each worker is done.
 
         A message is sent when both workers have begun the round and the request has arrived. Messages of a worker share
         its port.
         """
-        peers, weight = self._peers(step)
+        peers = self.strategy.topology.senders(self.config.workers, step)
+        weight = 1 / (1 + len(peers))
         wire = self.strategy.wire
         nbytes = self._message_bytes()
         codec_s = self.worker_round.numel * self.worker_round.codec_s_per_number(wire, passes=5 if wire.lossy else 3)

@@ -13,9 +13,10 @@ from typing import Any
 
 from paragan.comm.compression.compressors import Compressor
 from paragan.comm.flat_params import bucket_bytes
+from paragan.comm.traffic import ring_all_reduce
 from paragan.plan.links import DEFAULT_INTRA_HOST_LINK, Link
 from paragan.plan.predict.network import MAX_IN_FLIGHT, MAX_SEGMENT_BYTES
-from paragan.plan.predict.simulator import codec_s_per_number
+from paragan.plan.predict.simulated_world import codec_s_per_number
 from paragan.plan.profile.codec_cost import DEFAULT_CODEC_COST
 from paragan.plan.profile.profile import Profile, TurnProfile, interpolate_turns
 
@@ -118,11 +119,12 @@ class AllReduceModel:
         outer_bytes = self.wire.nbytes(round(numel)) / self.group_size
         return inner_s + outer(outer_bytes, -(-ranks // self.group_size), link)
 
-    def sent_bytes(self, numel: float, ranks: int) -> float:
+    def sent_bytes(self, numel: float, ranks: int) -> int:
         """Return the bytes that a rank sends in an all-reduce of `numel` numbers."""
+        inner = ring_all_reduce(round(4 * numel), self.group_size)
         num_groups = -(-ranks // self.group_size)
-        inner = 2 * 4 * numel * (self.group_size - 1) / self.group_size
-        return inner + 2 * self.wire.nbytes(round(numel)) / self.group_size * (num_groups - 1) / num_groups
+        between = ring_all_reduce(self.wire.nbytes(round(numel)) // self.group_size, num_groups)
+        return (inner + between).sent_bytes  # a compressed sum has an all-to-all and an all-gather: as many bytes
 
     def turn_s(self, cost: TurnCost, ranks: int, link: Link, slowdown: float = 1.0) -> float:
         """Return the seconds of a turn whose gradients are summed during the backward pass.

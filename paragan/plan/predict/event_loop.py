@@ -1,14 +1,21 @@
-"""A discrete-event simulator: simulated time, and processes that sleep and wait for events.
+"""Simulated time: scheduled actions, events, and tasks, which are ordinary blocking code in threads of their own.
 
-A process is a generator. It yields seconds to sleep, or a `SimEvent` to wait for.
+One thing runs at a time. The loop hands the only baton to a task, and gets it back when the task waits or has ended, so
+what happens is a function of the code alone, on any number of cores. Collectives are processes: generators that yield
+seconds to sleep, or a `SimEvent` to wait for.
 """
 
 from __future__ import annotations
 
 import heapq
+import threading
 from collections import deque
 from collections.abc import Callable, Generator
 from typing import Any
+
+
+class Deadlock(RuntimeError):
+    """Tasks wait for something that never happens. The text says which waits for what."""
 
 
 class SimEvent:
@@ -40,12 +47,13 @@ Process = Generator[float | SimEvent, None, Any]
 
 
 class SimClock:
-    """The simulated time and the queue of scheduled actions."""
+    """The simulated time, the queue of scheduled actions, and the tasks."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._sequence = 0
+        self._tasks: list[Task] = []
 
     def schedule(self, time_s: float, action: Callable[[], None]) -> None:
         """Call `action` at `time_s`. Actions of one time run in the order in which they were scheduled."""
@@ -57,6 +65,20 @@ class SimClock:
         done = SimEvent()
         self._resume(process, done)
         return done
+
+    def start_task(self, name: str, function: Callable[[Task], None]) -> Task:
+        """Call `function` with its task in a thread, as soon as `run` is called."""
+        task = Task(self, name, function)
+        self._tasks.append(task)
+        self.schedule(self.now_s, task.resume)
+        return task
+
+    def skip_to(self, time_s: float) -> bool:
+        """Advance the time to `time_s` if nothing is scheduled until then. Returns whether it did."""
+        if self._queue and self._queue[0][0] <= time_s:
+            return False
+        self.now_s = time_s
+        return True
 
     def _resume(self, process: Process, done: SimEvent) -> None:
         for awaited in process:
@@ -71,10 +93,99 @@ class SimClock:
         done.trigger()
 
     def run(self) -> None:
-        """Run scheduled actions until none is left."""
-        while self._queue:
-            self.now_s, _, action = heapq.heappop(self._queue)
-            action()
+        """Run scheduled actions until none is left, and all tasks have ended.
+
+        Raises:
+            Deadlock: tasks still wait.
+        """
+        try:
+            while self._queue:
+                self.now_s, _, action = heapq.heappop(self._queue)
+                action()
+            waiting = [f"{task.name} waits for {task.awaited}" for task in self._tasks if not task.has_ended]
+            if waiting:
+                raise Deadlock("; ".join(waiting))
+        finally:
+            for task in self._tasks:
+                task.cancel()
+
+
+class _Cancelled(BaseException):
+    """Ends the thread of a task that is not needed any more."""
+
+
+class Task:
+    """Blocking code in simulated time.
+
+    name    : for messages
+    awaited : what it waits for, for messages
+    """
+
+    def __init__(self, clock: SimClock, name: str, function: Callable[[Task], None]):
+        self.clock = clock
+        self.name = name
+        self.awaited = "its start"
+        self.has_ended = False
+        self._function = function
+        self._baton, self._returned = threading.Lock(), threading.Lock()
+        self._baton.acquire()
+        self._returned.acquire()
+        self._is_cancelled = False
+        self._error: BaseException | None = None
+        self._thread: threading.Thread | None = None
+
+    def resume(self) -> None:
+        """Let the task run until it waits. Raises what it raises. Called by the loop."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name=self.name, daemon=True)
+            self._thread.start()
+        else:
+            self._baton.release()
+        self._returned.acquire()
+        if self._error:
+            raise self._error
+
+    def sleep(self, seconds: float) -> None:
+        """Let `seconds` of simulated time pass. Called by the task."""
+        if seconds > 0 and not self.clock.skip_to(self.clock.now_s + seconds):
+            self.clock.schedule(self.clock.now_s + seconds, self.resume)
+            self._yield_baton()
+
+    def wait(self, event: SimEvent, awaited: str) -> None:
+        """Wait for an event. Called by the task.
+
+        Args:
+            event: to wait for.
+            awaited: what it is, for the message of a deadlock.
+        """
+        if not event.triggered:
+            self.awaited = awaited
+            event.add_callback(lambda: self.clock.schedule(self.clock.now_s, self.resume))
+            self._yield_baton()
+
+    def cancel(self) -> None:
+        """End the thread. Called by the loop."""
+        if self._thread and not self.has_ended:
+            self._is_cancelled = True
+            self._baton.release()
+            self._thread.join()
+
+    def _yield_baton(self) -> None:
+        if not self._is_cancelled:
+            self._returned.release()
+            self._baton.acquire()
+        if self._is_cancelled:
+            raise _Cancelled
+
+    def _run(self) -> None:
+        try:
+            self._function(self)
+        except _Cancelled:
+            pass
+        except BaseException as error:  # raised in the loop
+            self._error = error
+        self.has_ended = True
+        self._returned.release()
 
 
 class SimThreads:

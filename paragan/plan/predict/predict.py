@@ -3,26 +3,26 @@
     p = predict(run, read_profile(Path("profile.yaml")), parse_links("8 hosts, 200 Mbit/s, 10 ms"))
     p.step_s, p.images_per_s, p.breakdown_s
 
-The strategy builds its roles in a game of stub networks (stub_game, rank_schedule), its exchanges are run to record
-what they send (exchange_trace), and some rounds are simulated (simulator, network). docs/prediction.md lists the
-assumptions.
+Some rounds are played in simulated time (simulation.py): by the strategy's own roles, exchanges and mailboxes, on
+networks that take the time of the profile, over links that take the time of plan/predict/network.py. docs/prediction.md
+lists the assumptions.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from paragan.core.errors import UsageError
 from paragan.plan.links import Link, Links
-from paragan.plan.predict.exchange_trace import TraceOps, shift_ranks
-from paragan.plan.predict.rank_schedule import PlayerName, RankSchedule, ScheduleBuilder
-from paragan.plan.predict.simulator import RankTimeline, Slowdown, no_jitter, simulate_rounds
-from paragan.plan.predict.stub_game import PlannedRun
-from paragan.plan.profile.codec_cost import DEFAULT_CODEC_COST
+from paragan.plan.predict.event_loop import Deadlock
+from paragan.plan.predict.simulated_game import PlannedRun
+from paragan.plan.predict.simulation import RankTimeline, Simulation, Slowdown, no_jitter, with_balanced_split
 from paragan.plan.profile.profile import Profile
 
 WARM_UP_ROUNDS = 2
@@ -46,8 +46,7 @@ class Prediction:
     memory_bytes     : largest memory of a rank during a round
     staleness_rounds : mean age of the opponent that a player uses (with asynchronous gossip: of the parameters that it
                        receives from neighbors); 0 in lockstep
-    breakdown_s      : step_s by cause. compute, codec: of the slowest rank; latency: what links without latency would
-                       save; bandwidth: what unlimited rates would save in addition; waiting: the rest
+    explain          : computes `breakdown_s`
     """
 
     step_s: float
@@ -58,7 +57,16 @@ class Prediction:
     messages: int
     memory_bytes: int
     staleness_rounds: float
-    breakdown_s: Mapping[str, float]
+    explain: Callable[[], Mapping[str, float]] = dataclasses.field(default=dict, compare=False, repr=False)
+
+    @functools.cached_property
+    def breakdown_s(self) -> Mapping[str, float]:
+        """step_s by cause. compute, codec: of the slowest rank; latency: what links without latency would save;
+        bandwidth: what unlimited rates would save in addition; waiting: the rest.
+
+        It is computed when it is first asked for: the rounds are played twice more.
+        """
+        return self.explain()
 
 
 def predict(
@@ -79,38 +87,38 @@ def predict(
         ranks: default: all ranks of the links.
         slowdown: (rank, round) -> factor on the computing time, to model stragglers and jitter.
         min_rounds: simulate at least this many rounds; needed if `slowdown` varies.
+
+    Raises:
+        UsageError: a round never ends; it says which rank waits for what.
     """
     ranks = links.ranks if ranks is None else ranks
     if run.strategy.per_label:
         return _predict_per_label(run, profile, links, ranks)
-    builder = ScheduleBuilder(run, profile, ranks)
-    window = RoundWindow(_repeat_period(run.strategy, ranks), min_rounds, _max_swap_rounds(builder.build(0)))
-    schedules = _build_schedules(builder, links, ranks, window.steps, slowdown)
-    codec_cost = DEFAULT_CODEC_COST | dict(profile.codec_cost)
-
-    def simulate_on(links: Links) -> list[RankTimeline]:
-        return simulate_rounds(
-            schedules, links, ranks, window.steps, codec_cost, warm_up_rounds=window.warm_up_rounds, slowdown=slowdown
-        )
-
-    timelines = simulate_on(links)
+    run = with_balanced_split(run, profile, ranks)
+    window = RoundWindow(_repeat_period(run.strategy, ranks), min_rounds, _max_swap_rounds(run.strategy))
+    simulation = Simulation(run, profile, ranks, window.steps, window.warm_up_rounds, slowdown)
+    try:
+        num_played = _count_different_ranks(simulation, links)
+        timelines = simulation.play(links, num_played)
+    except Deadlock as error:
+        raise UsageError(
+            f"strategy={run.strategy.name}: a round on {ranks} ranks never ends: {error}. "
+            "Let every rank send what others wait for"
+        ) from error
     step_s = window.mean_round_s(timelines)
-    traffic = max((schedule.traffic for schedule in schedules), key=lambda t: t.sent_bytes)
-    # Asynchronous links skip messages that do not fit: scale the traffic to what was sent in the simulation.
-    sent_share = window.sent_bytes(timelines) / traffic.sent_bytes if schedules[0].async_links else 1.0
     return Prediction(
         step_s=step_s,
         images_per_s=run.round_images / step_s,
         compute_s=max(timeline.compute_s for timeline in timelines) / window.num_timed,
         efficiency=profile.round_s(run.batch / ranks) / step_s,
-        sent_bytes=round(sent_share * traffic.sent_bytes),
-        messages=round(sent_share * traffic.messages),
-        memory_bytes=_memory_bytes(run, profile, ranks, schedules),
-        staleness_rounds=_mean_staleness(schedules, timelines),
-        breakdown_s=window.breakdown_s(
+        sent_bytes=window.mean_count([timeline.sent_bytes for timeline in timelines]),
+        messages=window.mean_count([timeline.messages for timeline in timelines]),
+        memory_bytes=_memory_bytes(run, profile, ranks, timelines),
+        staleness_rounds=_mean_staleness(run.strategy, timelines),
+        explain=lambda: window.breakdown_s(
             timelines,
-            without_latency=simulate_on(_without_latency(links)),
-            on_ideal_links=simulate_on(_ideal_links(links)),
+            without_latency=simulation.play(_without_latency(links), num_played),
+            on_ideal_links=simulation.play(_ideal_links(links), num_played),
         ),
     )
 
@@ -151,11 +159,9 @@ class RoundWindow:
         """Rounds that are timed."""
         return len(self.steps) - self.warm_up_rounds
 
-    def sent_bytes(self, timelines: Sequence[RankTimeline]) -> float:
-        """Return the bytes per round of the rank that sends most."""
-        return max(timeline.sent_bytes for timeline in timelines) / (
-            self.num_timed if self.covers_period else self.period
-        )
+    def mean_count(self, counts: Sequence[int]) -> int:
+        """Return the count per round of the rank whose count is highest."""
+        return round(max(counts) / (self.num_timed if self.covers_period else self.period))
 
     def mean_round_s(self, timelines: Sequence[RankTimeline]) -> float:
         """Return the seconds of a round of the slowest rank."""
@@ -200,33 +206,30 @@ def _repeat_period(strategy: Any, ranks: int) -> int:
     return math.lcm(*periods)
 
 
-def _max_swap_rounds(schedule: RankSchedule) -> int:
-    """Return the most rounds between two swaps over an asynchronous link; 0 without such links."""
-    return max(((links.max_staleness + 1) * links.sync_period for links in schedule.async_links.values()), default=0)
+def _max_swap_rounds(strategy: Any) -> int:
+    """Return the most rounds between two swaps over a link that may lag; 0 without such links."""
+    return (strategy.max_message_delay + 1) * strategy.sync_period if strategy.max_message_delay else 0
 
 
-def _build_schedules(
-    builder: ScheduleBuilder, links: Links, ranks: int, steps: range, slowdown: Slowdown
-) -> list[RankSchedule]:
-    """Build the schedules of all ranks; of the first host's ranks if all hosts do the same.
+def _count_different_ranks(simulation: Simulation, links: Links) -> int:
+    """Return how many ranks have to be played: all, or those of the first host if all hosts do the same.
 
     Whether they do is checked for the first ranks of three other hosts.
     """
+    ranks = simulation.ranks
     per_host = min(ranks, links.ranks_per_host)
-    first_host = [builder.build(rank) for rank in range(per_host)]
-    first = first_host[0]
-    if (
-        ranks > per_host
-        and _has_uniform_hosts(links, ranks)
-        and slowdown is no_jitter
-        and not first.team_messages
-        and not first.async_links
-    ):
-        num_hosts = ranks // per_host
-        others = [builder.build(rank) for rank in sorted({per_host, num_hosts // 2 * per_host, ranks - per_host})]
-        if all(_is_equivalent(first, other, steps, ranks) for other in others):
-            return first_host
-    return first_host + [builder.build(rank) for rank in range(per_host, ranks)]
+    if ranks == per_host or simulation.slowdown is not no_jitter or not _has_uniform_hosts(links, ranks):
+        return ranks
+    simulation = dataclasses.replace(
+        simulation, rounds=simulation.rounds[: _repeat_period(simulation.run.strategy, ranks)]
+    )
+    first = simulation.record(0)
+    if any(message.members != tuple(range(ranks)) for message in first):
+        return ranks
+    for other in sorted({per_host, ranks // per_host // 2 * per_host, ranks - per_host}):
+        if simulation.record(other) != [message.shifted(other, ranks) for message in first]:
+            return ranks
+    return per_host
 
 
 def _has_uniform_hosts(links: Links, ranks: int) -> bool:
@@ -235,21 +238,6 @@ def _has_uniform_hosts(links: Links, ranks: int) -> bool:
     return (
         not links.pairs and ranks % links.ranks_per_host == 0 and len({links.port_rates(host) for host in hosts}) == 1
     )
-
-
-def _is_equivalent(first: RankSchedule, other: RankSchedule, steps: range, ranks: int) -> bool:
-    """Return whether a rank does what the first one does, with all ranks shifted by its number."""
-
-    def shifted_ops(schedule: RankSchedule, offset: int) -> list[list[TraceOps]]:
-        players: dict[PlayerName, None] = dict.fromkeys(turn.player for group in schedule.turn_groups for turn in group)
-        return [
-            [shift_ranks(ops, offset, ranks) for ops in schedule.exchange_ops(name, step, is_first_turn)]
-            for name in players
-            for is_first_turn in (True, False)
-            for step in steps
-        ]
-
-    return first.turn_groups == other.turn_groups and shifted_ops(first, other.rank) == shifted_ops(other, 0)
 
 
 def _without_latency(links: Links) -> Links:
@@ -271,14 +259,14 @@ def _ideal_links(links: Links) -> Links:
     )
 
 
-def _mean_staleness(schedules: Sequence[RankSchedule], timelines: Sequence[RankTimeline]) -> float:
+def _mean_staleness(strategy: Any, timelines: Sequence[RankTimeline]) -> float:
     ages = [age for timeline in timelines for age in timeline.staleness_rounds]
-    return statistics.fmean(ages) if ages else statistics.fmean(schedules[0].mean_lags)
+    return statistics.fmean(ages or strategy.mean_lags)
 
 
-def _memory_bytes(run: PlannedRun, profile: Profile, ranks: int, schedules: Sequence[RankSchedule]) -> int:
+def _memory_bytes(run: PlannedRun, profile: Profile, ranks: int, timelines: Sequence[RankTimeline]) -> int:
     """Interpolate the memory that the profiled worker used with this local batch, and add the exchanges' state."""
-    exchange_bytes = max(schedule.exchange_state_bytes() for schedule in schedules)
+    exchange_bytes = max(timeline.exchange_state_bytes for timeline in timelines)
     if not profile.memory:
         return 4 * 4 * sum(profile.num_params) + exchange_bytes
     points = sorted((m.batch, m.measured_bytes or m.estimated_bytes) for m in profile.memory)

@@ -2,8 +2,8 @@
 
     measure_codec_cost(["int8", "sign"])     # {"pass": 3e-10, "int8/encode": 8e-10, "int8/decode": 3e-10, ...}
 
-"pass" is an element-wise operation over memory. A prediction multiplies these costs with the numbers that a recorded
-exchange computes (plan/predict/exchange_trace.py).
+"pass" is an element-wise operation over memory. A simulated rank is charged with these costs for the numbers that its
+exchanges compute (plan/predict/skip_compute.py).
 """
 
 from __future__ import annotations

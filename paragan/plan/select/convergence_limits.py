@@ -9,9 +9,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from paragan.comm.topology import Topology, contraction
+from paragan.comm.topology import Topology, contraction, contraction_by_spectrum
 from paragan.config.run import Run
-from paragan.plan.large_scale.mixing_rate import contraction_factor
 from paragan.plan.profile.profile import Profile
 from paragan.plan.select.learning_cost import FINE_WIRES, PERIOD_FACTORS, TEAM_FACTORS, WIRE_FACTORS
 
@@ -82,7 +81,7 @@ def _consensus_limit(strategy: Any, ranks: int) -> str:
     topology: Topology | None = strategy.gossip_topology
     if topology is None or strategy.consensus_tolerance:
         return ""
-    remaining = contraction(topology, ranks) if ranks <= MAX_DENSE_RANKS else contraction_factor(topology, ranks)
+    remaining = contraction(topology, ranks) if ranks <= MAX_DENSE_RANKS else contraction_by_spectrum(topology, ranks)
     remaining **= strategy.rounds / strategy.sync_period
     if remaining <= MAX_REMAINING_DISTANCE:
         return ""

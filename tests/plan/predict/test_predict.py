@@ -11,29 +11,15 @@ import pytest
 import torch
 
 import tiny_run
-from paragan.comm import traffic
-from paragan.comm.bucket import GRAD_READY
-from paragan.comm.compressed_allreduce import CompressedAllReduce
-from paragan.comm.compression.compressors import Int8
-from paragan.comm.exchange import AllReduce, LocalSGD
-from paragan.comm.traffic import Traffic
+from paragan.comm.flat_params import bucket_bytes
 from paragan.config.resolve import make_spec, resolve
 from paragan.config.run import Run
 from paragan.config.sections import DataOptions
 from paragan.core.schema import apply_overrides, from_dict
 from paragan.plan.cost import role_traffic
 from paragan.plan.links import Link, Links, parse_links
+from paragan.plan.measure_exchange import make_emulated_game
 from paragan.plan.predict.event_loop import Process, SimClock
-from paragan.plan.predict.exchange_trace import (
-    Compute,
-    ExchangeTracer,
-    Message,
-    TraceHandle,
-    TraceOps,
-    TracingWorld,
-    WaitEvent,
-    trace_compressor,
-)
 from paragan.plan.predict.network import (
     MAX_IN_FLIGHT,
     MAX_SEGMENTS,
@@ -44,10 +30,10 @@ from paragan.plan.predict.network import (
     all_to_all,
 )
 from paragan.plan.predict.predict import predict
-from paragan.plan.predict.rank_schedule import PlayerName, ScheduleBuilder
-from paragan.plan.predict.stub_game import equal_layers
+from paragan.plan.predict.simulated_game import BucketSizes, equal_layers
+from paragan.plan.predict.simulated_world import Message, lone_world
+from paragan.plan.predict.simulation import Simulation
 from paragan.plan.profile.profile import NUM_READY_PARTS, DeviceInfo, MemoryUse, Profile, TurnProfile
-from paragan.plan.virtual_world import VirtualWorld
 from paragan.train.build import build_game, build_networks
 
 RATE = 10e6  # bytes a second
@@ -248,53 +234,34 @@ def test_ports_are_shared_and_both_ways_pass_at_once():
     assert seconds((0, 2), (1, 2)) == pytest.approx(2.0, rel=0.03)
 
 
-# scripts --------------------------------------------------------------------------------------------------------------
+# what ranks send ------------------------------------------------------------------------------------------------------
 
 
-def sent_traffic(ops: TraceOps) -> Traffic:
-    """Return what a rank sends, counted as comm/traffic.py does."""
-    return sum((message_traffic(op) for op in ops if isinstance(op, Message)), Traffic())
+def recorded(requested: Run, ranks: int, rank: int = 0, steps: int = 1, params: int = 2_400_000) -> list[Message]:
+    """Return what a rank sends in some rounds."""
+    return Simulation(requested, profile(params), ranks, range(steps), 0).record(rank)
 
 
-def message_traffic(message: Message) -> Traffic:
-    size = len(message.members)
-    match message.kind:
-        case "all_reduce":
-            return traffic.ring_all_reduce(message.nbytes, size)
-        case "all_gather":
-            return traffic.ring_all_gather(message.nbytes, size)
-        case "all_to_all":
-            return traffic.all_to_all(message.nbytes, size)
-        case "send_recv":
-            return Traffic(sum(message.send_bytes.values()), len(message.send_bytes))
-
-
-def test_an_exchange_is_traced_by_running_it():
-    pen = TraceHandle()
-    group = TracingWorld(4, 1, pen).all_ranks
-    script = ExchangeTracer(AllReduce(group), 1000, 0, pen).trace_step(0)
-    assert [type(act).__name__ for act in script] == ["WaitEvent", "Message", "WaitMessage"]
-    assert script[0] == WaitEvent(GRAD_READY)
-    assert script[1] == Message(1, "all_reduce", (0, 1, 2, 3), nbytes=4000)
+def test_a_rank_sends_a_message_for_every_bucket():
+    sizes = BucketSizes.of(run("sync", 4), profile())
+    assert [message.sends for message in recorded(run("sync", 4), 4, 1)] == [
+        {1: 4 * numel} for player in (sizes.d, sizes.g) for numel in player
+    ]
 
 
 def test_a_period_begins_with_its_exchange_and_goes_on_without():
-    pen = TraceHandle()
-    every = LocalSGD(AllReduce(TracingWorld(4, 1, pen).all_ranks), 3, 0.25)
-    rehearsal = ExchangeTracer(every, 100_000, 0, pen)
-    posts = [sum(isinstance(act, Message) for act in rehearsal.trace_step(step)) for step in range(6)]
-    assert posts == [1, 0, 0, 1, 0, 0]
-    assert rehearsal.trace_step(7)[0] == WaitEvent(GRAD_READY)
+    counts = [len(recorded(run("sync", 4, sync_period=3), 4, steps=steps, params=2000)) for steps in range(1, 8)]
+    assert counts == [2, 2, 2, 4, 4, 4, 6]
 
 
-def test_numbers_are_counted_and_not_computed():
-    pen = TraceHandle()
-    sums = CompressedAllReduce(trace_compressor(Int8(), pen), TracingWorld(4, 0, pen).all_ranks)
-    work = [
-        act.numel_by_op for act in ExchangeTracer(sums, 1_000_000, 0, pen).trace_step(0) if isinstance(act, Compute)
-    ]
-    assert sum(numbers.get("int8/encode", 0) for numbers in work) == 1_250_000  # all of it, and the own shard's mean
-    assert sum(numbers.get("int8/decode", 0) for numbers in work) == 1_000_000 + 1_250_000 + 1_000_000
+def test_numbers_are_charged_and_not_computed():
+    """An int8 all-reduce encodes all of a vector and the mean of the own shard, and decodes all but its own."""
+    costs = {"int8/encode": 1e-6, "int8/decode": 0.0, "pass": 0.0}
+    of = dataclasses.replace(profile(params=2_000_000), codec_cost=costs)
+    requested = run("sync", 4, wire="int8")
+    (first, *_) = Simulation(requested, of, 4, range(1), 0).play(links(4, 0.0), 4)
+    numel = sum(sum(player) for player in dataclasses.astuple(BucketSizes.of(requested, of)))
+    assert first.codec_s == pytest.approx(1.25e-6 * numel, rel=1e-3)
 
 
 KINDS: list[tuple[str, dict[str, Any]]] = [
@@ -312,28 +279,18 @@ KINDS: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("name", "fields"), KINDS, ids=lambda value: str(value))
-def test_traces_send_the_strategys_traffic(name, fields):
-    wiring = ScheduleBuilder(run(name, 4, **fields), profile(), 4)
+def test_ranks_send_the_strategys_traffic(name, fields):
+    """What exchanges predict of their bytes (`Exchange.traffic`) is what is sent in a period."""
+    requested = run(name, 4, **fields)
     period = 2 * fields.get("sync_period", 1)
-    for rank in range(4):
-        seat = wiring.build(rank)
-        turns: list[PlayerName] = [part.player for beat in seat.turn_groups for part in beat]
-        is_first = [turns.index(player) == i for i, player in enumerate(turns)]
-        scripts = [
-            script
-            for step in range(period)
-            for player, first in zip(turns, is_first, strict=True)
-            for script in seat.exchange_ops(player, step, first)
-        ]
-        result = [sent_traffic(script) for script in scripts]
-        posted = 0
-        if seat.team_messages:
-            snapshots = len(seat.team_messages.snapshot_targets) * seat.team_messages.snapshot_bytes
-            posted = sum(seat.team_messages.image_bytes_to.values()) + snapshots
-        expected = seat.traffic.sent_bytes
-        assert sum(t.sent_bytes for t in result) / period + posted == pytest.approx(expected, rel=1e-6)
-        if not seat.team_messages:
-            assert sum(t.messages for t in result) / period == pytest.approx(seat.traffic.messages)
+    timelines = Simulation(requested, profile(), 4, range(period), 0).play(links(4), 4)
+    for rank, timeline in enumerate(timelines):
+        world = lone_world(4, rank)
+        game = make_emulated_game(2_400_000, 0.0, 0.5, bucket_bytes(requested.strategy.wire))
+        expected = role_traffic(requested.strategy.role(game, world, requested.lanes), game)
+        if fields.get("split") != "1:3":  # of which the games' images differ
+            assert timeline.sent_bytes / period == pytest.approx(expected.sent_bytes, rel=1e-3)
+        assert timeline.messages / period == pytest.approx(expected.messages, rel=0.34)
 
 
 # predictions ----------------------------------------------------------------------------------------------------------
@@ -406,7 +363,7 @@ def test_lagging_links_delay_no_rank():
     of = profile(d_s=0.3, g_s=0.3)
     lagging = predict(run("async-gossip", 4), of, slow)
     assert lagging.step_s == pytest.approx(0.6, rel=0.02)
-    rounds = ScheduleBuilder(run("async-gossip", 4), of, 4).build(0).async_links["D"].max_staleness + 1
+    rounds = run("async-gossip", 4).strategy.max_message_delay + 1
     swap_s = 2 * 2 * 4_800_000 / (RATE / 20)
     assert step_s("async-gossip", 4, slower, of) == pytest.approx(swap_s / rounds, rel=0.05)  # beyond so many
     assert lagging.staleness_rounds > 0.1
@@ -427,10 +384,7 @@ def test_a_slow_pair_delays_distant_neighbors_later():
     slow = links(8, pairs={"0-1": "8 Mbit/s, 0 s"})
     of = profile(params=240_000)
     assert step_s("sync", 8, slow, of) > 5 * step_s("sync", 8, links(8), of)
-    wiring = ScheduleBuilder(run("gossip", 8, topology="ring"), of, 8)
-    from paragan.plan.predict.simulator import simulate_rounds
-
-    played = simulate_rounds([wiring.build(r) for r in range(8)], slow, 8, range(2), {}, warm_up_rounds=0)
+    played = Simulation(run("gossip", 8, topology="ring"), of, 8, range(2), 0).play(slow, 8)
     first = [one.rounds_s[0] for one in played]
     assert first[0] > 3 * first[4]
     assert first[1] > 3 * first[4]
@@ -507,9 +461,9 @@ def test_moments_of_a_batch_travel_with_the_forward_pass():
 def test_buckets_are_cut_where_layers_end():
     of = profile()
     sizes = (tuple(equal_layers(of.num_params[0])), (of.num_params[1] - 100, 100))
-    wiring = ScheduleBuilder(run("sync", 2), dataclasses.replace(of, layer_numels=sizes), 2)
-    assert len(wiring.game.d.flat.buckets) == 2
-    assert len(wiring.game.g.flat.buckets) > 2
+    buckets = BucketSizes.of(run("sync", 2), dataclasses.replace(of, layer_numels=sizes))
+    assert len(buckets.d) == 2
+    assert len(buckets.g) > 2
 
 
 def test_memory_grows_with_the_batch_and_exchange_state():
@@ -527,12 +481,12 @@ def test_per_label_games_send_nothing():
 
 
 @pytest.mark.parametrize("name", ["sync", "gossip"])
-def test_the_stub_game_has_the_links_of_the_game(name: str):
+def test_the_simulated_game_has_the_buckets_and_bytes_of_the_game(name: str):
     """Buckets, batch moments and bytes of a network with batch norm."""
     requested = resolve(
         tiny_run.make_run(f"strategy={name}", "nets.batch_norm=true", "nets.width=16"), tiny_run.make_dataset()
     )
-    world = VirtualWorld(4)
+    world = lone_world(4)
     game = build_game(
         requested,
         build_networks(requested, make_spec(requested.data, tiny_run.make_dataset()), world.device),
@@ -543,8 +497,11 @@ def test_the_stub_game_has_the_links_of_the_game(name: str):
     moments = (game.g.moments.numel(), game.d.moments.numel())
     counts = (game.g.flat.params.numel(), game.d.flat.params.numel())
     of = dataclasses.replace(profile(), num_params=counts, layer_numels=layers, moments_numel=moments)
-    wiring = ScheduleBuilder(requested, of, 4)
-    for player, standing in zip(game.players, wiring.game.players):
-        sizes = ([bucket.grads.numel() for bucket in one.flat.buckets] for one in (player, standing))
-        assert next(sizes) == next(sizes)
-    assert wiring.build(0).traffic == role_traffic(requested.strategy.role(game, world, requested.lanes), game)
+    buckets = BucketSizes.of(requested, of)
+    for player, sizes in zip(game.players, (buckets.g, buckets.d)):
+        assert tuple(bucket.grads.numel() for bucket in player.flat.buckets) == sizes
+    expected = role_traffic(requested.strategy.role(game, world, requested.lanes), game)
+    periods = 2  # of one-peer gossip on four ranks
+    timeline = Simulation(requested, of, 4, range(periods), 0).play(links(4), 4)[0]
+    assert timeline.sent_bytes / periods == pytest.approx(expected.sent_bytes, rel=1e-6)
+    assert timeline.messages / periods == expected.messages

@@ -19,7 +19,7 @@ def plan(steps, memory=0):
 
     def play(run, profile, links, ranks):
         step_s = next(s for name, s in steps.items() if parse_strategy(name) == run.strategy)
-        return Prediction(step_s, run.batch / step_s, 0.05, 0.05 / step_s, 100, 10, 1000, 0.0, SPENT)
+        return Prediction(step_s, run.batch / step_s, 0.05, 0.05 / step_s, 100, 10, 1000, 0.0, lambda: SPENT)
 
     options = [Candidate(name, parse_strategy(name)) for name in steps]
     return compare_strategies(
