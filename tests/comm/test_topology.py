@@ -205,7 +205,20 @@ def test_survivors_stay_connected(topology, original_ranks, initial_size, name):
     assert contraction(restricted, size) < 1
 
 
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 8, 16])
+@every_topology
+def test_static_is_the_same_and_symmetric(topology, size):
+    if topology.unsupported_reason(size):
+        pytest.skip(topology.unsupported_reason(size))
+    matrices = [topology.matrix(size, step) for step in range(3)]
+    is_symmetric = np.allclose(matrices[0], matrices[0].T)
+    is_same = topology.period(size) == 1 and all(np.array_equal(w, matrices[0]) for w in matrices)
+    assert is_static(topology, size) == (is_same and is_symmetric)
+
+
 def test_static_topologies():
+    assert is_static(Ring(), 100_000)
+    assert not is_static(Exponential(), 100_000)
     assert [t.name for t in BUILTIN_TOPOLOGIES if is_static(t, 8)] == ["ring", "torus", "hypercube", "complete", "star"]
 
 
