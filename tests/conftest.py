@@ -41,7 +41,8 @@ KILL_FILES = (
     *("test_ray.py", "test_dask.py"),
 )
 LONG_FILES = (
-    *("test_contracts.py", "test_advice.py", "test_examples.py", "test_start.py", "test_per_label_wcgan.py"),
+    *("test_contracts.py", "test_remote_run.py", "test_per_label_wcgan.py", "test_strangers.py", "test_advice.py"),
+    *("test_examples.py", "test_start.py", "test_kubernetes.py", "test_remote.py", "test_user_code.py"),
     *("test_standin_contracts.py", "test_data_readiness.py", "test_replica_ddp.py", "test_graph_capture.py"),
     *("test_bench.py", "test_memory_advice.py", "test_rollback.py", "test_dry_run.py", "test_replica_failures.py"),
     *("test_layout_tuner.py", "test_eval_sets.py", "test_async_eval.py", "test_choose.py", "test_resume.py"),

@@ -259,7 +259,13 @@ def list_checkpoints(folder: Path) -> list[Path]:
 
 def final_tensors(folder: Path) -> dict[str, bytes]:
     """Return the bytes of the model and of the tensors of the newest checkpoint, by path."""
-    newest = list_checkpoints(folder)[-1]
-    files = [*(folder / "model").glob("*.safetensors"), *newest.glob("*.safetensors")]
-    assert len(files) >= 3
+    files = (folder / "model").glob("*.safetensors")
+    tensors = checkpoint_tensors(folder) | {str(file.relative_to(folder)): file.read_bytes() for file in files}
+    assert len(tensors) >= 3
+    return tensors
+
+
+def checkpoint_tensors(folder: Path) -> dict[str, bytes]:
+    """Return the bytes of the tensors of the newest checkpoint, by path."""
+    files = list_checkpoints(folder)[-1].glob("*.safetensors")
     return {str(file.relative_to(folder)): file.read_bytes() for file in files}

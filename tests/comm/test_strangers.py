@@ -19,7 +19,7 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="reads /proc"),
     pytest.mark.timeout(600),
 ]
-LENGTH = "--kimg=4.8"  # 300 steps, some seconds
+LENGTH = "--kimg=2.4"  # 150 steps
 MAX_EXTRA_BYTES = 64 << 20
 
 

@@ -22,16 +22,8 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(scope="session")
-def model_of_two_ranks(tmp_path_factory):
-    """The model of `paragan train --ranks 2`."""
-    folder = tmp_path_factory.mktemp("ranks")
-    example_runs.run_paragan(folder, "train", *RUN_ARGS, "--ranks=2", "--run-dir=run")
-    return example_runs.model_files(folder / "run")
-
-
 @pytest.mark.parametrize("engine", [("--storage=storage",), ("--actors",)], ids=["torch trainer", "actors"])
-def test_a_killed_rank_is_started_again_and_the_model_is_that_of_paragan_ranks(engine, model_of_two_ranks, tmp_path):
+def test_a_killed_rank_is_started_again_and_the_model_is_that_of_paragan_ranks(engine, run_by_two, tmp_path):
     engine = [option.replace("=storage", f"={tmp_path}/storage") for option in engine]
     arguments = ("--ranks=2", *engine, *RUN_ARGS, "--run-dir=run")  # a relative path is of this folder
     with example_runs.started(tmp_path, "examples.ray.train", *arguments) as run:
@@ -39,7 +31,7 @@ def test_a_killed_rank_is_started_again_and_the_model_is_that_of_paragan_ranks(e
         assert run.wait() == 0
         assert "resumed from run/checkpoints/" in run.output
         assert run.output.count("done: ") == 1
-    assert example_runs.model_files(tmp_path / "run") == model_of_two_ranks
+    assert example_runs.model_files(tmp_path / "run") == example_runs.model_files(run_by_two)
     assert len(list_checkpoints(tmp_path / "run")) > 1
 
 
