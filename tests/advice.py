@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parent.parent
 VERBS = (
     "Add|Ask|Build|Call|Check|Choose|Close|Continue|Convert|Copy|Correct|Create|Declare|Delete|Drop|Export|Fix|Free|"
     "Give|Import|Install|Keep|Leave|Let|Lower|Make|Move|Name|Open|Pass|Point|Put|Raise|Read|Register|Remove|Rename|"
-    "Repeat|Resize|Resume|Return|Run|Sample|Save|Say|Score|See|Set|Sort|Start|Take|Train|Try|Turn|Use|Wait|Write"
+    "Repeat|Resize|Resume|Return|Run|Sample|Save|Say|Score|See|Set|Sort|Start|Take|Train|Try|Turn|Unset|Use|Wait|Write"
 )
 ADVICE = re.compile(rf"(?:^|[.:;,!?)] |\n)((?:{VERBS}) \S.*|did you mean .*)", re.DOTALL)
 

@@ -112,9 +112,10 @@ def _find_launcher(env: Mapping[str, str]) -> LauncherVariables | None:
     """Return the variables that count this process among others, if those of a launcher that is read do.
 
     Raises:
-        UsageError: one of torchrun's variables is missing.
+        UsageError: one of torchrun's variables is missing, or contradicts another launcher.
     """
     if TORCHRUN.rank in env and TORCHRUN.size in env:
+        _check_size_by_hand(env)
         return TORCHRUN
     if SRUN.rank in env and SRUN.size in env:
         return SRUN
@@ -127,6 +128,24 @@ def _find_launcher(env: Mapping[str, str]) -> LauncherVariables | None:
         return None
     complete = (names for names in MPIRUN if all(name in env for name in names[:4]))
     return next((names for names in complete if env[names.size] != "1"), None)
+
+
+def _check_size_by_hand(env: Mapping[str, str]) -> None:
+    """Raise UsageError if a WORLD_SIZE that was set by hand is the number of ranks of no launcher that counts several.
+
+    That of a program differs rightly: torchrun under srun, or another that sets LOCAL_RANK, starts several ranks.
+    """
+    if "LOCAL_RANK" in env or "TORCHELASTIC_RUN_ID" in env or not _counts_several(env, TORCHRUN.size):
+        return
+    launchers = [(names.rank, names.size) for names in (SRUN, *MPIRUN)] + list(UNREAD_LAUNCHERS)
+    sizes = [size for rank, size in launchers if rank in env and _counts_several(env, size)]
+    if sizes and all(env[size] != env[TORCHRUN.size] for size in sizes):
+        variables = f"{TORCHRUN.rank}={env[TORCHRUN.rank]}, {TORCHRUN.size}={env[TORCHRUN.size]}"
+        raise UsageError(
+            f"{variables}: contradicts {sizes[0]}={env[sizes[0]]}. Unset RANK and WORLD_SIZE to be one of the ranks "
+            f"of that launcher, or unset {sizes[0]}",
+            same_on_all_ranks=False,
+        )
 
 
 def _counts_several(env: Mapping[str, str], size_name: str) -> bool:

@@ -20,10 +20,11 @@ from paragan.comm.lost_ranks import raise_if_lost
 from paragan.comm.process_group import POLL_S, CommunicationError, Store, c10d
 from paragan.comm.sockets import CONNECT_TIMEOUT_S, SocketId, is_connected, open_sockets, set_recv_timeout
 from paragan.comm.store_port import GREETING, StorePort
-from paragan.core.errors import UsageError
+from paragan.core.errors import InterruptedAlone, UsageError
 
 WAIT_NOTICE_S = 10.0  # after which a process says for whom it waits
 GREETING_TIMEOUT_S = 0.1  # how long to listen for words of a process at the port: torch's store does not speak first
+PORT_ADVICE = "Use another MASTER_PORT"
 SECRET_ENV = "PARAGAN_SECRET"  # begins the keys of a run in the store; `--ranks` sets it
 
 
@@ -49,6 +50,7 @@ def rendezvous(
 
     Raises:
         CommunicationError: there is no server, or the port is taken.
+        InterruptedAlone: a signal ended the wait.
     """
     address, port = master_address(env)
     is_server = launch_info.rank == 0 and not has_agent_store(env)
@@ -58,18 +60,19 @@ def rendezvous(
         notice.write_if_due()
         raise_if_lost(range(launch_info.size))
 
-    notice.awaited = f"{address} (MASTER_ADDR) to resolve"
-    _await_name(address, timeout_s, check)
-    notice.awaited = f"rank 0 at {address}:{port} (MASTER_ADDR:MASTER_PORT)"
     try:
+        notice.text = f"waits for {address} (MASTER_ADDR) to resolve"
+        _await_name(address, timeout_s, check)
+        notice.set_awaited(f"rank 0 at {address}:{port} (MASTER_ADDR:MASTER_PORT)")
         if not is_server:
-            _await_server(address, port, launch_info.rank, timeout_s, check)
+            _await_server(address, port, launch_info.rank, timeout_s, notice, check)
+            notice.text = f"waits: {_not_a_store(address, port)}. {PORT_ADVICE}"
         store_port = StorePort(address, port) if is_server else None
         before = open_sockets()
         store = call_with_timeout(
             lambda: _open_store(address, port, launch_info.size, store_port, timeout_s),
             timeout_s,
-            _not_a_store(address, port, launch_info.rank),
+            f"{_not_a_store(address, port)}, says rank {launch_info.rank}. {PORT_ADVICE}",
             check,
         )
         if SECRET_ENV in env:
@@ -82,13 +85,20 @@ def rendezvous(
         return store, connections, store_port
     except CommunicationError:
         raise
+    except KeyboardInterrupt as error:
+        if SECRET_ENV in env:  # the launcher says it for all ranks
+            raise
+        raise InterruptedAlone(*error.args) from error
     except (RuntimeError, ValueError, OSError) as error:  # DistNetworkError is a RuntimeError
         reason = str(error).splitlines()[0]
-        problem = f"rank 0 cannot serve {address}:{port}" if is_server else f"rank 0 is not at {address}:{port}"
-        raise CommunicationError(
-            f"{problem} (MASTER_ADDR:MASTER_PORT), says rank {launch_info.rank}: {reason}. "
-            f"{'Use another MASTER_PORT' if is_server else 'Use the address and the port of rank 0 on all ranks'}"
-        ) from error
+        where = f"{address}:{port} (MASTER_ADDR:MASTER_PORT)"
+        problem = f"rank 0 cannot serve {where}: {reason}. Use another MASTER_PORT"
+        if not is_server:
+            problem = (
+                f"rank 0 is not at {where}, says rank {launch_info.rank}: {reason}. "
+                "Use the address and the port of rank 0 on all ranks"
+            )
+        raise CommunicationError(problem) from error
 
 
 def _open_store(address: str, port: int, size: int, store_port: StorePort | None, timeout_s: float) -> Any:
@@ -99,11 +109,8 @@ def _open_store(address: str, port: int, size: int, store_port: StorePort | None
     return c10d.TCPStore(*options, wait_for_workers=False, master_listen_fd=listener)
 
 
-def _not_a_store(address: str, port: int, rank: int) -> str:
-    return (
-        f"a process listens at {address}:{port} (MASTER_ADDR:MASTER_PORT), but does not answer as rank 0 does, "
-        f"says rank {rank}. Use another MASTER_PORT"
-    )
+def _not_a_store(address: str, port: int) -> str:
+    return f"a process listens at {address}:{port} (MASTER_ADDR:MASTER_PORT), but does not answer as rank 0 does"
 
 
 def _claim_rank(store: Any, launch_info: LaunchInfo, address: str) -> None:
@@ -161,9 +168,12 @@ def _await_name(host: str, timeout_s: float, check: Callable[[], None]) -> None:
             time.sleep(POLL_S)
 
 
-def _await_server(address: str, port: int, rank: int, timeout_s: float, check: Callable[[], None]) -> None:
+def _await_server(
+    address: str, port: int, rank: int, timeout_s: float, notice: WaitNotice, check: Callable[[], None]
+) -> None:
     """Return when a process listens there as a store does. torch's own attempts would print a stack trace each.
 
+    notice: says what is wrong, as soon as that is known.
     check: called again and again meanwhile.
 
     Raises:
@@ -187,7 +197,8 @@ def _await_server(address: str, port: int, rank: int, timeout_s: float, check: C
                     f"one more with rank {rank}. Use another MASTER_PORT, or another rank for each process"
                 )
             if time.monotonic() > deadline:
-                raise CommunicationError(_not_a_store(address, port, rank))
+                raise CommunicationError(f"{_not_a_store(address, port)}, says rank {rank}. {PORT_ADVICE}")
+            notice.text = f"waits: {_not_a_store(address, port)}. {PORT_ADVICE}"
         check()
         time.sleep(POLL_S)
 
@@ -204,18 +215,21 @@ def _first_words(connection: socket.socket) -> bytes | None:
 class WaitNotice:
     """Says once on standard error for whom a process waits, when that takes long.
 
-    launch_info : this process
-    awaited     : for whom it waits
+    text : what it does, such as `waits for rank 0`
     """
 
-    def __init__(self, launch_info: LaunchInfo, awaited: str = ""):
-        self._launch_info, self.awaited = launch_info, awaited
+    def __init__(self, launch_info: LaunchInfo, text: str = ""):
+        self._launch_info, self.text = launch_info, text
         self._due_s = time.monotonic() + WAIT_NOTICE_S
+
+    def set_awaited(self, ranks: str) -> None:
+        """Wait for these ranks, which the variables of the launcher count."""
+        variables = self._launch_info.variables
+        self.text = f"waits for {ranks}" + (f", which {variables} count" if variables else "")
 
     def write_if_due(self) -> None:
         """Write the line if the wait has lasted for `WAIT_NOTICE_S`."""
         if time.monotonic() > self._due_s:
             self._due_s = float("inf")
             info = self._launch_info
-            counted = f", which {info.variables} count" if info.variables else ""
-            sys.stderr.write(f"paragan: rank {info.rank} of {info.size} waits for {self.awaited}{counted}\n")
+            sys.stderr.write(f"paragan: rank {info.rank} of {info.size} {self.text}\n")

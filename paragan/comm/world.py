@@ -154,7 +154,7 @@ class World:
             CommunicationError: a rank cannot be reached.
         """
         info = self.launch_info
-        notice = WaitNotice(info, "a connection to every other rank")
+        notice = WaitNotice(info, "waits for a connection to every other rank")
         problem = f"rank {info.rank} could not connect to all other ranks"
         advice = "Set GLOO_SOCKET_IFNAME to the network interface that the hosts share"
 
@@ -316,9 +316,10 @@ class World:
                 return [texts[rank] for rank in range(self.size)]
             self.raise_if_broken()
             raise_if_lost(originals[rank] for rank in missing)
-            notice.awaited = f"rank {', '.join(map(str, missing))}"
+            awaited = f"rank {', '.join(map(str, missing))}"
+            notice.set_awaited(awaited)
             notice.write_if_due()
-            problem = f"{notice.awaited} did not arrive"
+            problem = f"{awaited} did not arrive"
             if is_broken:
                 raise CommunicationError(f"{problem}, and the connection to a rank broke")
             if time.monotonic() > deadline:

@@ -32,6 +32,10 @@ class Diverged(RunError):
     """Training diverged to values that are not finite; the same run again would end the same way."""
 
 
+class InterruptedAlone(KeyboardInterrupt):
+    """A signal ended a rank that has not met the others. Status 3; each such rank says so, since no other one can."""
+
+
 class Interrupted(Exception):
     """A signal asked the run to stop, or too few ranks were left. Status 3; resumable, a checkpoint was written."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import socket
 import subprocess
 import sys
@@ -41,8 +43,29 @@ def test_srun_variables(tasks, local_size):
 
 
 def test_torchrun_precedes_slurm():
-    env = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1", "RANK": "6", "WORLD_SIZE": "8"}
-    assert LaunchInfo.from_environment(env).rank == 6
+    agent = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1"}  # one of torchrun on each of two nodes
+    for name in ("LOCAL_RANK", "TORCHELASTIC_RUN_ID"):
+        env = agent | {"RANK": "6", "WORLD_SIZE": "8", name: "2"}
+        assert LaunchInfo.from_environment(env).rank == 6
+
+
+@pytest.mark.parametrize(
+    ("rank", "size"), [("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"), *(names[:2] for names in MPIRUN), *UNREAD_LAUNCHERS]
+)
+def test_a_number_of_ranks_that_contradicts_a_launcher_is_unset_as_advised(rank, size):
+    by_hand = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
+    launcher = {rank: "1", size: "4"}
+    with advises(
+        f"RANK=0, WORLD_SIZE=2: contradicts {size}=4. Unset RANK and WORLD_SIZE to be one of the ranks of that "
+        f"launcher, or unset {size}"
+    ) as refusal:
+        LaunchInfo.from_environment(by_hand | launcher)
+    assert not refusal.value.same_on_all_ranks
+    assert LaunchInfo.from_environment(by_hand | {rank: "1"}) == LaunchInfo(0, 2)
+    assert LaunchInfo.from_environment(by_hand | launcher | {"WORLD_SIZE": "4"}) == LaunchInfo(0, 4)
+    assert LaunchInfo.from_environment(by_hand | launcher | {"WORLD_SIZE": "1"}) == LaunchInfo()
+    if rank == "SLURM_PROCID":
+        assert LaunchInfo.from_environment(launcher) == LaunchInfo(1, 4)
 
 
 def mpirun(names, rank: int, size: int, local_rank: int, local_size: int) -> dict[str, str]:
@@ -291,21 +314,28 @@ def test_first_host_of_slurms_list(nodes, host):
     assert _first_host(nodes) == host
 
 
-def test_missing_rank_0_is_named_after_the_timeout():
-    env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port := free_port())}  # no server
-    with pytest.raises(
-        CommunicationError, match=rf"rank 0 is not at 127\.0\.0\.1:{port} \(MASTER_ADDR:MASTER_PORT\), says rank 1: "
+def test_missing_rank_0_is_found_at_its_address_as_advised():
+    port = free_port()  # no server
+    with advises(
+        f"rank 0 is not at 127.0.0.1:{port} (MASTER_ADDR:MASTER_PORT), says rank 1: [Errno {errno.ECONNREFUSED}] "
+        f"{os.strerror(errno.ECONNREFUSED)}. Use the address and the port of rank 0 on all ranks",
+        CommunicationError,
     ):
-        rendezvous(LaunchInfo(1, 2), env, 0.2)
+        rendezvous(LaunchInfo(1, 2), local_env(port), 0.2)
+    assert_ranks_meet(port)
 
 
-def test_port_in_use_is_named():
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        listener.listen()
+def test_a_port_in_use_is_changed_as_advised():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-        with pytest.raises(CommunicationError, match=rf"rank 0 cannot serve .*:{port} .*Use another MASTER_PORT"):
-            rendezvous(LaunchInfo(0, 2), {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}, 1.0)
+        with advises(
+            f"rank 0 cannot serve 127.0.0.1:{port} (MASTER_ADDR:MASTER_PORT): [Errno {errno.EADDRINUSE}] "
+            f"{os.strerror(errno.EADDRINUSE)} (while attempting to bind on address ('127.0.0.1', {port})). "
+            "Use another MASTER_PORT",
+            CommunicationError,
+        ):
+            rendezvous(LaunchInfo(0, 2), local_env(port), 1.0)
+    assert_ranks_meet(free_port())
 
 
 def test_one_variable_of_two_is_completed_or_removed_as_advised():

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import http.server
 import os
 import re
 import signal
 import socket
+import socketserver
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -114,6 +117,58 @@ def test_a_rank_says_for_whom_it_waits(tmp_path, processes):
     notice, error = rank.err.splitlines()
     assert notice == "paragan: rank 0 of 3 waits for rank 1, 2, which RANK=0, WORLD_SIZE=3 count"
     assert error == "paragan: rank 1, 2 did not arrive within 2 s (RANK=0, WORLD_SIZE=3)"
+
+
+def start_alone(processes, folder: Path, *arguments: str, **env: str) -> CliProcess:
+    """Start rank 1 of 2, which says after 0.1 s what it waits for."""
+    patch = "from paragan.comm import rendezvous\nrendezvous.WAIT_NOTICE_S = 0.1"
+    env = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"} | env
+    return processes.start_forked(*train_args(folder, *arguments), patch=patch, **env)
+
+
+class MailServer(socketserver.BaseRequestHandler):
+    """Speaks before it is asked."""
+
+    def handle(self) -> None:
+        self.request.sendall(b"220 mail.example ESMTP\r\n")
+
+
+@pytest.mark.parametrize("handler", [http.server.SimpleHTTPRequestHandler, MailServer])
+def test_a_rank_that_waits_for_another_program_says_so(handler, tmp_path, processes):
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), handler) as server:
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        port = server.server_address[1]
+        rank = start_alone(processes, tmp_path / "run", "--timeout_s=3", MASTER_PORT=str(port))
+        status = rank.wait(ENDS_WITHIN_S)
+        server.shutdown()
+    where = f"a process listens at 127.0.0.1:{port} (MASTER_ADDR:MASTER_PORT), but does not answer as rank 0 does"
+    assert (status, rank.err.splitlines()) == (
+        1,
+        [
+            f"paragan: rank 1 of 2 waits: {where}. Use another MASTER_PORT",
+            f"paragan: {where}, says rank 1. Use another MASTER_PORT",
+        ],
+    )
+
+
+def test_a_rank_waits_for_a_name_without_naming_the_variables_that_count_it(tmp_path, processes):
+    env = {"MASTER_ADDR": "no-such-host.invalid", "MASTER_PORT": "1"}
+    rank = start_alone(processes, tmp_path / "run", "--timeout_s=2", **env)
+    assert rank.wait(ENDS_WITHIN_S) == 1
+    assert rank.err.splitlines()[0] == "paragan: rank 1 of 2 waits for no-such-host.invalid (MASTER_ADDR) to resolve"
+
+
+def test_a_signal_to_a_rank_that_waits_alone_is_one_line_of_this_rank(tmp_path, processes):
+    rank = start_alone(processes, tmp_path / "run", MASTER_PORT=str(port := free_port()))
+    wait_until(lambda: rank.err, ENDS_WITHIN_S, "it waits")
+    rank.send_signal(signal.SIGTERM)
+    assert rank.wait(ENDS_WITHIN_S) == 3
+    assert rank.err.splitlines() == [
+        f"paragan: rank 1 of 2 waits for rank 0 at 127.0.0.1:{port} (MASTER_ADDR:MASTER_PORT), which RANK=1, "
+        "WORLD_SIZE=2 count",
+        "paragan: SIGTERM while nothing was being trained",
+    ]
 
 
 # kills while a run starts ------------------------------------------------------------------------------------------
