@@ -18,7 +18,7 @@ try:
     import dask
     from dask.distributed import Client, LocalCluster
 except ImportError:
-    sys.exit('This example needs Dask. Use: pip install "paragan[dask]"')
+    sys.exit("This example needs Dask. Use: pip install -c constraints.txt -e '.[dask]'")
 
 
 def train_label(label: int, options: argparse.Namespace) -> None:
@@ -35,14 +35,14 @@ def main(options: argparse.Namespace) -> int:
     with Client(cluster) as client:
         tasks = client.map(train_label, range(options.labels), options=options, retries=options.retries, pure=False)
         client.gather(tasks)
-    return paragan(["pool", options.dir])
+    return paragan(["pool", options.dir, "--allow-missing"])  # of data with more than N classes
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
-    parser.add_argument("--labels", type=int, required=True, metavar="N", help="how many classes the data have")
+    parser.add_argument("--labels", type=int, required=True, metavar="N", help="train classes 0 to N-1")
     parser.add_argument("--dir", required=True, help="gets a run folder for each label, and the model")
     parser.add_argument("--retries", type=int, default=3, metavar="N", help="of a task (3)")
     parser.add_argument("--scheduler", metavar="ADDRESS", help="of a cluster (default: workers on this machine)")

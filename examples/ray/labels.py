@@ -16,7 +16,7 @@ from paragan.cli.main import main as paragan
 try:
     import ray
 except ImportError:
-    sys.exit('This example needs Ray. Use: pip install "paragan[ray]"')
+    sys.exit("This example needs Ray. Use: pip install -c constraints.txt -e '.[ray]'")
 
 
 @ray.remote
@@ -31,14 +31,14 @@ def train_label(label: int, options: argparse.Namespace) -> None:
 def main(options: argparse.Namespace) -> int:
     task = train_label.options(num_cpus=options.cpus, num_gpus=int(options.gpu), max_retries=options.retries)
     ray.get([task.remote(label, options) for label in range(options.labels)])
-    return paragan(["pool", options.dir])
+    return paragan(["pool", options.dir, "--allow-missing"])  # of data with more than N classes
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
-    parser.add_argument("--labels", type=int, required=True, metavar="N", help="how many classes the data have")
+    parser.add_argument("--labels", type=int, required=True, metavar="N", help="train classes 0 to N-1")
     parser.add_argument("--dir", required=True, help="gets a run folder for each label, and the model")
     parser.add_argument("--retries", type=int, default=3, metavar="N", help="of a task whose worker died (3)")
     parser.add_argument("--cpus", type=int, default=1, metavar="N", help="of each task (1)")

@@ -24,7 +24,7 @@ try:
     from ray.train import FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchTrainer
 except ImportError:
-    sys.exit('This example needs Ray Train. Use: pip install "paragan[ray]"')
+    sys.exit("This example needs Ray Train. Use: pip install -c constraints.txt -e '.[ray]'")
 
 RETRIED = (1, 3)  # exit statuses of `paragan train`: a rank was lost, or asked by a signal to stop
 

@@ -32,11 +32,14 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(message + f" (see `{self.prog} --help`)")
 
 
-def local_folder(location: str) -> str:
-    """Return a location, or of a folder in an object store the path of a copy of it, which is downloaded."""
+def local_folder(location: str, argument: str = "MODEL") -> str:
+    """Return a location, or of a folder in an object store the path of a copy of it, which is downloaded.
+
+    argument: names the location, for messages.
+    """
     from paragan.data.storage.object_folder import download_for_reading, is_object_address
 
-    return str(download_for_reading(location, "MODEL")) if is_object_address(location) else location
+    return str(download_for_reading(location, argument)) if is_object_address(location) else location
 
 
 def add_command(

@@ -76,7 +76,8 @@ def _status(options: argparse.Namespace, rest: list[str], arguments: list[str]) 
     from paragan.train.per_label.status import format_status
 
     check_no_extra_arguments(rest)
-    sys.stdout.write(f"{format_status(Path(local_folder(options.run_dir)))}\n")
+    folder = local_folder(options.run_dir, "RUN_DIR")
+    sys.stdout.write(f"{format_status(Path(folder), options.run_dir)}\n")
     return 0
 
 

@@ -31,7 +31,7 @@ from paragan.config.user_code import conditioning_input_of, load_user_nets
 from paragan.core.atomic_write import atomic_write_bytes
 from paragan.core.errors import UsageError
 from paragan.core.rng import CPU
-from paragan.core.schema import from_dict, to_dict
+from paragan.core.schema import from_dict, read_yaml, to_dict
 from paragan.data.dataset import Dataset
 from paragan.losses.running_state import strip_objective_state
 from paragan.models.model_files import (
@@ -379,8 +379,10 @@ def _load_label_sampler(
 ) -> Sampler:
     label_folder = label_dir(folder, label)
     if not (label_folder / "model.safetensors").exists():
-        name = config["classes"][label]
-        raise UsageError(f"{folder}: no generator for label {label} ({name}) yet. `paragan status` shows its progress")
+        missing = f"no generator for label {label} ({config['classes'][label]})"
+        if (folder.parent / "run.yaml").exists():
+            raise UsageError(f"{folder}: {missing} yet. `paragan status` shows its progress")
+        raise UsageError(f"{folder}: {missing}: it had no run in the pool. Train one, and `paragan pool` adds it")
     if dataset and dataset.labels is not None:
         dataset = dataset.only_class(label)
     model = load_model(label_folder, device, nets, dataset)
@@ -407,6 +409,10 @@ def find_model_dir(path: Path) -> Path:
             return folder
     if not path.exists():
         raise UsageError(f"{path}: does not exist. Use a run folder of `paragan train`")
+    if any(read_yaml(run).get("data", {}).get("only") is not None for run in path.glob("*/run.yaml")):
+        raise UsageError(
+            f"{path}: holds runs of single labels. Run `paragan pool {path}`, which makes one model of them"
+        )
     raise UsageError(f"{path}: no model yet (model/model.safetensors). `paragan train` writes it with each checkpoint")
 
 

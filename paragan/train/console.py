@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+IS_RANK_OF_OPEN_MPI = "OMPI_COMM_WORLD_SIZE" in os.environ  # has a terminal, whatever mpirun itself writes to
 PLAIN_INTERVAL_S = 10.0
 SCIENTIFIC_ABOVE = 1e5  # losses beyond are written as 1.23e+05
 
@@ -21,7 +23,9 @@ class RunConsole:
     """
 
     def __init__(self, enabled: bool = True, console: Console | None = None):
-        self.console = console or Console(quiet=not enabled, highlight=False, soft_wrap=True)
+        self.console = console or Console(
+            quiet=not enabled, highlight=False, soft_wrap=True, force_terminal=False if IS_RANK_OF_OPEN_MPI else None
+        )
         self.suffix = ""
         self.max_remaining_s = math.inf
         self._bar: Progress | None = None

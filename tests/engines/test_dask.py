@@ -15,7 +15,7 @@ REQUIRED = os.environ.get("PARAGAN_ENGINES") == "required"
 pytestmark = [
     pytest.mark.skipif(
         not importlib.util.find_spec("distributed") and not REQUIRED,
-        reason='there is no Dask: pip install "paragan[dask]"',
+        reason="there is no Dask: pip install -e '.[dask]'",
     ),
     pytest.mark.timeout(600),
 ]
@@ -29,3 +29,11 @@ def test_a_label_whose_worker_is_killed_is_trained_again_and_all_are_pooled(mode
         assert "resumed from labels/1/checkpoints/" in run.output
     assert example_runs.model_files(tmp_path / "labels") == model_of_the_queue
     assert paragan.load(tmp_path / "labels").sample(6).shape == (6, 8, 8, 1)
+
+
+def test_the_first_classes_of_the_data_are_trained_and_pooled(tmp_path):
+    arguments = (f"--labels={example_runs.NUM_LABELS - 1}", "--dir=labels", *example_runs.label_args(tmp_path))
+    with example_runs.started(tmp_path, "examples.dask.labels", *arguments, "--kimg=0.016") as run:
+        assert run.wait() == 0
+        assert "model with 2 generators" in run.output
+    assert len(list((tmp_path / "labels").glob("*/run.yaml"))) == 2

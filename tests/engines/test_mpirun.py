@@ -35,6 +35,7 @@ def test_the_ranks_of_mpirun_train_one_run_and_a_signal_stops_it(run_by_two, tmp
     started.send_signal(signal.SIGUSR1)
     output, _ = started.communicate(timeout=200)
     assert started.returncode == 3, output
+    assert "\x1b" not in output  # cursor codes
     resumed = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert resumed.returncode == 0, resumed
     assert resumed.stdout.count("done: ") == 1

@@ -16,7 +16,7 @@ RUN_ARGS = (*TINY_RUN_ARGS, LONG_RUN_ARG, "--output.checkpoint_kimg=0.16")
 
 pytestmark = [
     pytest.mark.skipif(
-        not importlib.util.find_spec("ray") and not REQUIRED, reason='there is no Ray: pip install "paragan[ray]"'
+        not importlib.util.find_spec("ray") and not REQUIRED, reason="there is no Ray: pip install -e '.[ray]'"
     ),
     pytest.mark.timeout(600),
 ]
@@ -63,3 +63,11 @@ def test_a_label_whose_task_is_killed_is_trained_again_and_all_are_pooled(model_
         assert "resumed from labels/1/checkpoints/" in run.output
     assert example_runs.model_files(tmp_path / "labels") == model_of_the_queue
     assert paragan.load(tmp_path / "labels").sample(6).shape == (6, 8, 8, 1)
+
+
+def test_the_first_classes_of_the_data_are_trained_and_pooled(tmp_path):
+    arguments = (f"--labels={example_runs.NUM_LABELS - 1}", "--dir=labels", *example_runs.label_args(tmp_path))
+    with example_runs.started(tmp_path, "examples.ray.labels", *arguments, "--kimg=0.016") as run:
+        assert run.wait() == 0
+        assert "model with 2 generators" in run.output
+    assert len(list((tmp_path / "labels").glob("*/run.yaml"))) == 2

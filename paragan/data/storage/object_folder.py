@@ -77,7 +77,7 @@ class ObjectFolder:
     def read(self, name: str) -> StoredObject | None:
         """Read a whole, small object. None if there is none."""
         try:
-            return self._retry(lambda timeout_s: self.store.get(name, timeout_s), name)
+            return self._retry(lambda timeout_s: self.store.get(name, timeout_s), "")
         except DecodeError:
             return None
 
@@ -132,7 +132,7 @@ class ObjectFolder:
     def write_if(self, name: str, data: bytes, replaces: StoredObject | None) -> None:
         """Write an object if it is still `replaces`; None: if there is none yet. Raises ConflictError."""
         try:
-            self._retry(lambda timeout_s: self.store.put_if(name, data, replaces, timeout_s), name)
+            self._retry(lambda timeout_s: self.store.put_if(name, data, replaces, timeout_s), "")
         except DecodeError:
             raise ConflictError("it was deleted") from None
 

@@ -25,8 +25,11 @@ from paragan.train.run_dir import RunDir, require_run_dir, wrap_run_errors
 COLUMNS = ("label", "class", "images", "state", "kimg", "minutes", "worker", "scores")
 
 
-def format_status(path: Path) -> str:
+def format_status(path: Path, name: str) -> str:
     """Return the lines that describe a run folder.
+
+    Args:
+        name: what the user calls it, where `path` is a copy.
 
     Raises:
         UsageError: it is no run folder.
@@ -38,11 +41,11 @@ def format_status(path: Path) -> str:
         known = {name: part for name, part in record.items() if name not in ("nets", "objective")}
         with wrap_run_errors(folder):
             run = from_dict(Run, known)
-        return "\n".join(_format_labels(folder, run))
-    return _format_run(RunDir(folder), float(record.get("kimg", 0)))
+        return "\n".join(_format_labels(folder, run, name))
+    return _format_run(RunDir(folder), float(record.get("kimg", 0)), name)
 
 
-def _format_run(run_dir: RunDir, kimg: float) -> str:
+def _format_run(run_dir: RunDir, kimg: float, name: str) -> str:
     rows = _read_stats(run_dir.path)
     saved_kimg = run_dir.trained_images / 1000
     current_kimg = max(float(rows[-1]["Progress/kimg"]) if rows else 0.0, saved_kimg)  # it may be between two lines
@@ -54,7 +57,7 @@ def _format_run(run_dir: RunDir, kimg: float) -> str:
     else:
         state = "stopped"
     rate = f", {rows[-1].get('Timing/img_per_sec', 0):,.0f} img/s" if rows and owner else ""
-    text = f"{run_dir.path}: {state}, {current_kimg:g} of {kimg:g} kimg{rate}, checkpoint at {saved_kimg:g} kimg"
+    text = f"{name}: {state}, {current_kimg:g} of {kimg:g} kimg{rate}, checkpoint at {saved_kimg:g} kimg"
     return text + _format_scores(run_dir.path) + _format_best_and_findings(run_dir.path)
 
 
@@ -92,7 +95,7 @@ def _lock_owner(run_dir: RunDir) -> str:
         return run_dir.lock_owner()
 
 
-def _format_labels(folder: Path, run: Run) -> Iterator[str]:
+def _format_labels(folder: Path, run: Run, run_name: str) -> Iterator[str]:
     """Yield a table with a line for each label, and a summary."""
     assert run.per_label is not None
     config = read_model_config(folder / "model")
@@ -111,7 +114,7 @@ def _format_labels(folder: Path, run: Run) -> Iterator[str]:
     counted = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(sorted(states)))
     minutes = sum(float(row[5] or 0) for row in rows)
     kimg = sum(float(row[4]) for row in rows)
-    yield f"{folder}: {len(rows)} labels, {counted}; {kimg:g} of {run.kimg:g} kimg, {minutes:.3g} minutes of training"
+    yield f"{run_name}: {len(rows)} labels, {counted}; {kimg:g} of {run.kimg:g} kimg, {minutes:.3g} minutes of training"
     scores = _format_scores(folder)
     if scores:
         lease_numbers = {job: entry.lease_number for job, entry in entries.items() if job != FINALIZE_JOB}

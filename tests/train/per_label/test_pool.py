@@ -94,10 +94,19 @@ def test_missing_labels_are_trained_or_allowed_as_advised(runs, check_advice):
     model = paragan.load(runs)
     assert model.sampler.prior.probabilities == (1.0, 0.0, 0.0)
     assert set(model.labels(20)) == {0}
-    assert "no generator for label 2 (2)" in usage_error("sample", runs, "--labels=2", f"--out={runs}/grid.png")
+    with advises("no generator for label 2 (2): it had no run in the pool. Train one, and `paragan pool` adds it"):
+        model.sample(1, labels=[2])
     shutil.move(runs.parent / "of 1", runs / "of 1")
     train(runs / "of 2", 2)
     assert pool(runs, runs) == 3
+    assert paragan.load(runs).sample(1, labels=[2]).shape == (1, 8, 8, 1)
+
+
+def test_runs_of_single_labels_are_pooled_before_they_are_sampled_as_advised(runs):
+    with advises(f"{runs}: holds runs of single labels. Run `paragan pool {runs}`, which makes one model of them"):
+        paragan.load(runs)
+    assert run_cli("pool", runs).status == 0
+    assert paragan.load(runs).sample(3).shape == (3, 8, 8, 1)
 
 
 @pytest.mark.parametrize("name", ["empty", "missing"])

@@ -29,7 +29,7 @@ from paragan.train.remote_run import ownership, upload
 from paragan.train.remote_run.ownership import Ownership, OwnershipLost
 from paragan.train.remote_run.remote_run import download_run, wait_for_uploads
 from paragan.train.remote_run.upload import Uploader
-from processes import LONG_RUN_ARG, free_port, run_cli, train_args, train_tiny, wait_until
+from processes import LONG_RUN_ARG, free_port, run_cli, train_args, train_tiny, usage_error, wait_until
 from servers import S3Server
 
 CHECKPOINTS = "--output.checkpoint_kimg=0.08"  # every five steps
@@ -551,7 +551,7 @@ def test_a_bucket_without_rights_is_one_line(tmp_path: Path, monkeypatch: pytest
         status, output = finish(start(tmp_path / "machine", *train_args("s3://bucket/run")))  # pyright: ignore
     assert status == 2
     (line,) = [line for line in output.splitlines() if "paragan:" in line]
-    assert "--run-dir: s3://bucket/run/owner.json: it denies access (403): set AWS_ACCESS_KEY_ID" in line
+    assert "--run-dir: s3://bucket/run: it denies access (403): set AWS_ACCESS_KEY_ID" in line
 
 
 @pytest.mark.parametrize(
@@ -616,7 +616,8 @@ def test_what_is_there_is_read_like_a_folder(bucket: Bucket, tmp_path: Path, mon
     assert (there.sample(4, seed=1) == here.sample(4, seed=1)).all()
     assert (paragan.load(f"{bucket.address}/model").sample(4, seed=1) == here.sample(4, seed=1)).all()
     assert not list((tmp_path / "machine").rglob("checkpoints/*/*.safetensors"))
-    assert "complete, 0.08 of 0.08 kimg, checkpoint at 0.08 kimg" in run_cli("status", bucket.address).out
+    status = run_cli("status", bucket.address)
+    assert status.out.startswith(f"{bucket.address}: complete, 0.08 of 0.08 kimg, checkpoint at 0.08 kimg"), status
     for command in (
         ["sample", bucket.address, "--out", str(tmp_path / "grid.png")],
         ["report", bucket.address, "--out", str(tmp_path / "page.html")],
@@ -639,3 +640,4 @@ def test_what_is_there_is_read_like_a_folder(bucket: Bucket, tmp_path: Path, mon
     result = run_cli("sample", f"s3://{bucket.name}/none", "--out", str(tmp_path / "none.png"))
     assert result.status == 2
     assert f"MODEL: s3://{bucket.name}/none has no files: check the address" in result.err
+    assert "RUN_DIR: s3://" in usage_error("status", f"s3://{bucket.name}/none")
