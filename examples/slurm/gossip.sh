@@ -15,11 +15,16 @@
 #SBATCH --no-kill
 # with GPUs: #SBATCH --gpus-per-task=1
 
+# A file of ranks that ended with status 3: srun ends with the highest status, which is that of a killed task.
+export stopped=$PWD/paragan-$SLURM_JOB_ID.stopped
+rm -f "$stopped"
 rank() {
     trap '' USR1 # is for paragan
     for attempt in 1 2 3; do
+        if [ -e "$stopped" ]; then return 3; fi # the others have ended
         paragan train "$@" --strategy gossip
         status=$?
+        if [ $status -eq 3 ]; then touch "$stopped"; fi
         case $status in 0 | 2 | 3) return $status ;; esac # done, refused, stopped
         sleep 5
     done
@@ -28,7 +33,8 @@ rank() {
 export -f rank
 srun --kill-on-bad-exit=0 --no-kill bash -c 'rank "$@"' rank "$@"
 status=$?
-if [ $status -eq 3 ]; then
+if [ $status -eq 3 ] || [ -e "$stopped" ]; then
+    rm -f "$stopped"
     scontrol requeue "$SLURM_JOB_ID" # ends this script; the next start resumes
 fi
 exit $status

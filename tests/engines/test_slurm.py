@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from paragan.core.jsonl import read_jsonl
-from processes import LONG_RUN_ARG, TINY_RUN_ARGS, checkpoint_tensors, final_tensors, train_args
+from processes import LONG_RUN_ARG, TINY_RUN_ARGS, checkpoint_tensors, final_tensors, train_args, wait_until
 from slurm_cluster import SlurmCluster, missing_program, start_cluster
 
 SCRIPTS = Path(__file__).parents[2] / "examples" / "slurm"
@@ -44,8 +44,8 @@ def wait_for_step(cluster: SlurmCluster, job: str, run_dir: Path, step: int, tim
         time.sleep(0.1)
 
 
-def rank_pid(job: str, rank: int) -> int:
-    """Return the process of a rank of a job: the newest one, without its wrapper."""
+def rank_pids(job: str, rank: int, program: str) -> list[int]:
+    """Return the processes of a rank of a job that run a program."""
     wanted = {f"SLURM_JOB_ID={job}", f"SLURM_PROCID={rank}"}
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
@@ -54,10 +54,9 @@ def rank_pid(job: str, rank: int) -> int:
             words = (folder / "cmdline").read_text(errors="replace").split("\0")
         except OSError:
             continue
-        if wanted <= environment and "python" in words[0] and "train" in words:
+        if wanted <= environment and program in words[0] and "digits" in words:
             found.append(int(folder.name))
-    (pid,) = found
-    return pid
+    return found
 
 
 def test_a_stopped_job_is_requeued_and_ends_with_the_bytes_of_one_that_was_not(cluster, run_by_two, tmp_path):
@@ -109,12 +108,31 @@ def test_gossip_continues_under_srun_without_a_rank_and_takes_it_back(cluster, t
     arguments = train_command(run_dir, "--lanes=4", "--kimg=6.4")
     job = cluster.submit("--nodes=2", "--ntasks-per-node=2", SCRIPTS / "gossip.sh", *arguments)
     wait_for_step(cluster, job, run_dir, 5)
-    os.kill(rank_pid(job, 2), signal.SIGKILL)
+    (pid,) = rank_pids(job, 2, "python")
+    os.kill(pid, signal.SIGKILL)
     fields = cluster.wait(job, "COMPLETED", "FAILED", timeout_s=400)
     assert fields["JobState"] == "COMPLETED", cluster.output_of(job)
     ranks = [row["members"] for row in read_jsonl(run_dir / "members.jsonl")]
     assert [0, 1, 3] in ranks, ranks
     assert ranks[-1] == [0, 1, 2, 3]
+
+
+def test_a_stopped_gossip_job_is_requeued_though_a_task_was_killed(cluster, tmp_path):
+    run_dir = tmp_path / "run"
+    arguments = train_command(run_dir, "--lanes=4", "--kimg=64")
+    script = SCRIPTS / "gossip.sh"
+    job = cluster.submit("--nodes=2", "--ntasks-per-node=2", f"--chdir={tmp_path}", script, *arguments)
+    wait_for_step(cluster, job, run_dir, 5)
+    for program in ("bash", "python"):  # with its wrapper, which would start it again
+        for pid in rank_pids(job, 2, program):
+            os.kill(pid, signal.SIGKILL)
+    wait_until(
+        lambda: [0, 1, 3] in [row["members"] for row in read_jsonl(run_dir / "members.jsonl")], 200, "they go on"
+    )
+    cluster.run("scancel", "--signal=USR1", job)
+    assert cluster.wait(job, "PENDING", "FAILED")["JobState"] == "PENDING", cluster.output_of(job)
+    cluster.run("scancel", job)
+    assert not list(tmp_path.glob("*stopped*"))
 
 
 def test_workers_of_an_array_train_the_labels(cluster, tmp_path):
