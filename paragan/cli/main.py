@@ -25,7 +25,7 @@ from paragan.cli.report import add_report_command
 from paragan.cli.sample import add_sample_command, add_serve_command
 from paragan.cli.train import EXAMPLES, add_recipes_command, add_train_command
 from paragan.comm.launch_info import LaunchInfo
-from paragan.core.errors import DeviceOutOfMemory, Interrupted, InterruptedAlone, RunError, UsageError
+from paragan.core.errors import DeviceOutOfMemory, Interrupted, InterruptedBeforeStart, RunError, UsageError
 from paragan.core.version import __version__
 from paragan.train.local_launcher import LAUNCHER_PIPE_ENV, watch_launcher
 
@@ -65,8 +65,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         message = f"{error}; the same command resumes the run"
         return _report_error(3, message, main_rank_only=error.same_on_all_ranks)
     except KeyboardInterrupt as error:
-        is_alone = isinstance(error, InterruptedAlone)
-        return _report_error(3, str(error) or "interrupted", main_rank_only=not is_alone)
+        is_early = isinstance(error, InterruptedBeforeStart)
+        return _report_error(3, str(error) or "interrupted", main_rank_only=not is_early)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0

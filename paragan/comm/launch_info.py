@@ -115,7 +115,7 @@ def _find_launcher(env: Mapping[str, str]) -> LauncherVariables | None:
         UsageError: one of torchrun's variables is missing, or contradicts another launcher.
     """
     if TORCHRUN.rank in env and TORCHRUN.size in env:
-        _check_size_by_hand(env)
+        _check_user_set_size(env)
         return TORCHRUN
     if SRUN.rank in env and SRUN.size in env:
         return SRUN
@@ -130,7 +130,7 @@ def _find_launcher(env: Mapping[str, str]) -> LauncherVariables | None:
     return next((names for names in complete if env[names.size] != "1"), None)
 
 
-def _check_size_by_hand(env: Mapping[str, str]) -> None:
+def _check_user_set_size(env: Mapping[str, str]) -> None:
     """Raise UsageError if a WORLD_SIZE that was set by hand is the number of ranks of no launcher that counts several.
 
     That of a program differs rightly: torchrun under srun, or another that sets LOCAL_RANK, starts several ranks.

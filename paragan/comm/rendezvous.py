@@ -20,7 +20,7 @@ from paragan.comm.lost_ranks import raise_if_lost
 from paragan.comm.process_group import POLL_S, CommunicationError, Store, c10d
 from paragan.comm.sockets import CONNECT_TIMEOUT_S, SocketId, is_connected, open_sockets, set_recv_timeout
 from paragan.comm.store_port import GREETING, StorePort
-from paragan.core.errors import InterruptedAlone, UsageError
+from paragan.core.errors import InterruptedBeforeStart, UsageError
 
 WAIT_NOTICE_S = 10.0  # after which a process says for whom it waits
 GREETING_TIMEOUT_S = 0.1  # how long to listen for words of a process at the port: torch's store does not speak first
@@ -50,7 +50,7 @@ def rendezvous(
 
     Raises:
         CommunicationError: there is no server, or the port is taken.
-        InterruptedAlone: a signal ended the wait.
+        InterruptedBeforeStart: a signal ended the wait.
     """
     address, port = master_address(env)
     is_server = launch_info.rank == 0 and not has_agent_store(env)
@@ -88,17 +88,17 @@ def rendezvous(
     except KeyboardInterrupt as error:
         if SECRET_ENV in env:  # the launcher says it for all ranks
             raise
-        raise InterruptedAlone(*error.args) from error
+        raise InterruptedBeforeStart(*error.args) from error
     except (RuntimeError, ValueError, OSError) as error:  # DistNetworkError is a RuntimeError
-        reason = str(error).splitlines()[0]
         where = f"{address}:{port} (MASTER_ADDR:MASTER_PORT)"
-        problem = f"rank 0 cannot serve {where}: {reason}. Use another MASTER_PORT"
-        if not is_server:
-            problem = (
-                f"rank 0 is not at {where}, says rank {launch_info.rank}: {reason}. "
-                "Use the address and the port of rank 0 on all ranks"
-            )
-        raise CommunicationError(problem) from error
+        raise CommunicationError(_describe_failure(error, where, launch_info.rank, is_server)) from error
+
+
+def _describe_failure(error: Exception, where: str, rank: int, is_server: bool) -> str:
+    reason = str(error).splitlines()[0]
+    if is_server:
+        return f"rank 0 cannot serve {where}: {reason}. Use another MASTER_PORT"
+    return f"rank 0 is not at {where}, says rank {rank}: {reason}. Use the address and the port of rank 0 on all ranks"
 
 
 def _open_store(address: str, port: int, size: int, store_port: StorePort | None, timeout_s: float) -> Any:

@@ -32,7 +32,7 @@ class Diverged(RunError):
     """Training diverged to values that are not finite; the same run again would end the same way."""
 
 
-class InterruptedAlone(KeyboardInterrupt):
+class InterruptedBeforeStart(KeyboardInterrupt):
     """A signal ended a rank that has not met the others. Status 3; each such rank says so, since no other one can."""
 
 
