@@ -158,7 +158,9 @@ def test_gossip_through_the_host_is_that_of_the_cpu(pool, wire, settings):
 
 
 def test_teams_of_three_ranks_compute_what_they_compute_on_the_cpu(pool):
-    run = tiny_run.make_run("nets.batch_norm=true", "strategy=async", "d_steps=2", "strategy.snapshot_wire=bf16")
+    run = tiny_run.make_run(
+        "nets.batch_norm=true", "strategy=async", "strategy.split=1:2", "d_steps=2", "strategy.snapshot_wire=bf16"
+    )
 
     def job(world):
         return play(run, world)[0]
