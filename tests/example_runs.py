@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
+import paragan
 from processes import TINY_RUN_ARGS, wait_for_step, wait_until
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -91,3 +92,13 @@ def label_args(folder: Path) -> list[str]:
     images = rng.integers(0, 255, (60, 8, 8), np.uint8)
     np.savez(folder / "three.npz", images=images, labels=np.arange(60) % NUM_LABELS)
     return [*TINY_RUN_ARGS, "--data=three.npz", *LABEL_FIELDS]
+
+
+def assert_killed_label_is_repeated(folder: Path, expected: dict[str, bytes], module: str, *engine: str) -> None:
+    """Train labels by an example, kill the process of one of them, and compare the pooled model."""
+    with started(folder, module, *engine, f"--labels={NUM_LABELS}", "--dir=labels", *label_args(folder)) as run:
+        run.kill_owner(folder / "labels" / "1")
+        assert run.wait() == 0
+        assert "resumed from labels/1/checkpoints/" in run.output
+    assert model_files(folder / "labels") == expected
+    assert paragan.load(folder / "labels").sample(6).shape == (6, 8, 8, 1)

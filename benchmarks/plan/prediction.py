@@ -335,7 +335,7 @@ def run_measure(options: argparse.Namespace) -> None:
 
 
 def run_own(options: argparse.Namespace) -> None:
-    """What users wrote, predicted without a line of it in the library."""
+    """Measure and predict the strategies of tests/own_strategies.py, of which the library knows nothing."""
     from benchmarks.lib.timing import describe_machine, save_json
 
     rows: list[dict[str, Any]] = []

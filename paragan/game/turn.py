@@ -100,6 +100,30 @@ def start_exchanges(turn_groups: Sequence[TurnGroup], step: int) -> None:
         player.start_exchange(turn.exchange, step)
 
 
+def play_turn_groups(
+    turn_groups: Sequence[TurnGroup],
+    next_reals: Callable[[TurnGroup], Sequence[Batch]],
+    step: int,
+    total_images: int,
+    new_images: int,
+) -> Iterator[list[tuple[Turn, Loss, int]]]:
+    """Play a round.
+
+    Args:
+        turn_groups: of the round, in order.
+        next_reals: (turn group) -> the micro-batches of real images that it uses.
+        step: the number of the round.
+        total_images: real images seen after this round.
+        new_images: real images of this round.
+
+    Yields:
+        What `play_turns` returns, group by group.
+    """
+    start_exchanges(turn_groups, step)
+    for turns in turn_groups:
+        yield play_turns(turns, next_reals(turns), step, total_images, new_images)
+
+
 def play_turns(
     turns: TurnGroup, micro_batches: Sequence[Batch], step: int, total_images: int, new_images: int
 ) -> list[tuple[Turn, Loss, int]]:

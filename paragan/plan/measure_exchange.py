@@ -26,7 +26,7 @@ from paragan.core.rng import LaneRng
 from paragan.core.types import Batch
 from paragan.game.game import Game
 from paragan.game.player import Player
-from paragan.game.turn import play_turns, start_exchanges
+from paragan.game.turn import play_turn_groups
 from paragan.plan.cost import role_traffic
 from paragan.plan.predict.simulated_game import StubObjective, equal_layers
 from paragan.strategies.base import Role, Strategy
@@ -181,9 +181,8 @@ def _time_rounds(
 
 def play_role_round(role: Role, micro_batches: list[Batch], step: int) -> None:
     """Play one round of a role of an emulated game."""
-    start_exchanges(role.round, step)
-    for group in role.round:
-        play_turns(group, micro_batches, step, step, 1)
+    for _ in play_turn_groups(role.round, lambda turns: micro_batches, step, step, 1):
+        pass
 
 
 def _max_over_ranks(world: World, times: Sequence[float]) -> list[float]:

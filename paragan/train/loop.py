@@ -24,14 +24,15 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import replace
 
 import torch
 
 from paragan.comm.process_group import CommunicationError
 from paragan.core.errors import Interrupted, RunError, UsageError
-from paragan.game.turn import play_turns, start_exchanges
+from paragan.core.types import Batch
+from paragan.game.turn import TurnGroup, play_turn_groups
 from paragan.train.data_readiness import DataReadiness
 from paragan.train.health.rollback_request import RollbackRequested, rollback_on_divergence
 from paragan.train.session import Callback, Session, callbacks_due
@@ -128,14 +129,16 @@ def play_round(session: Session) -> None:
     role = session.role
     clock = session.clock
     new_images = session.run.current_round_images(clock.images)
-    turn_groups = role.round_at(clock.images)
-    start_exchanges(turn_groups, clock.step)
-    for turns in turn_groups:
+
+    def next_reals(turns: TurnGroup) -> Sequence[Batch]:
         if any(turn.needs_new_reals for turn in turns):
             start = time.perf_counter()
             session.lanes.next_micro_batches()
             session.stats.data_wait_s += time.perf_counter() - start
-        losses = play_turns(turns, session.lanes.micro_batches, clock.step, clock.images + new_images, new_images)
+        return session.lanes.micro_batches
+
+    turn_groups = role.round_at(clock.images)
+    for losses in play_turn_groups(turn_groups, next_reals, clock.step, clock.images + new_images, new_images):
         session.stats.add(losses)
     clock.advance(new_images)
 

@@ -8,7 +8,6 @@ import os
 import pytest
 
 import example_runs
-import paragan
 
 REQUIRED = os.environ.get("PARAGAN_ENGINES") == "required"
 
@@ -22,13 +21,7 @@ pytestmark = [
 
 
 def test_a_label_whose_worker_is_killed_is_trained_again_and_all_are_pooled(model_of_the_queue, tmp_path):
-    arguments = (f"--labels={example_runs.NUM_LABELS}", "--dir=labels", *example_runs.label_args(tmp_path))
-    with example_runs.started(tmp_path, "examples.dask.labels", "--workers=2", *arguments) as run:
-        run.kill_owner(tmp_path / "labels" / "1")
-        assert run.wait() == 0
-        assert "resumed from labels/1/checkpoints/" in run.output
-    assert example_runs.model_files(tmp_path / "labels") == model_of_the_queue
-    assert paragan.load(tmp_path / "labels").sample(6).shape == (6, 8, 8, 1)
+    example_runs.assert_killed_label_is_repeated(tmp_path, model_of_the_queue, "examples.dask.labels", "--workers=2")
 
 
 def test_the_first_classes_of_the_data_are_trained_and_pooled(tmp_path):

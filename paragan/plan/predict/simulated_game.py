@@ -30,7 +30,7 @@ DEFAULT_NUM_LAYERS = 24  # of a player whose layers are unknown
 
 
 class PlannedData(Protocol):
-    """What is used of config.sections.DataOptions."""
+    """The fields of config.sections.DataOptions that a prediction reads."""
 
     @property
     def resolution(self) -> int | str: ...
@@ -41,14 +41,14 @@ class PlannedData(Protocol):
 
 
 class PlannedDevice(Protocol):
-    """What is used of the device section of a run."""
+    """The fields of the device section of a run that a prediction reads."""
 
     @property
     def precision(self) -> str: ...
 
 
 class PlannedRun(Protocol):
-    """What is used of a resolved config.run.Run."""
+    """The fields of a resolved config.run.Run that a prediction reads."""
 
     @property
     def strategy(self) -> Any: ...
@@ -278,7 +278,7 @@ def _sum_logits(d: DiscriminatorFn, images: Tensor) -> Tensor:
 
 
 class OnePassObjective(StubObjective):
-    """One pass of D in its turn: it is paced, so the pass on fakes would spend no time of its own."""
+    """Run D once in its turn, on reals: `Pace` spends the time of both passes in the first one."""
 
     def discriminator(self, d: DiscriminatorFn, real: Batch, fake: Batch, step: int) -> Loss:
         return Loss(_sum_logits(d, real.images))

@@ -78,7 +78,7 @@ class RankClock:
 
 @dataclass(frozen=True)
 class Message:
-    """What a rank sends in one call, for comparing ranks.
+    """A message, or this rank's part of a collective: recorded to compare ranks.
 
     members : of the group, as ranks of the world
     sends   : bytes to each rank of the world; for a collective, of this rank's vector to itself

@@ -15,7 +15,8 @@ from typing import Any
 
 from paragan.comm.bucket import Bucket
 from paragan.core.types import Batch
-from paragan.game.turn import TurnGroup, play_turns, start_exchanges
+from paragan.game.player import Player
+from paragan.game.turn import Turn, TurnGroup, play_turn_groups
 from paragan.plan.links import Links
 from paragan.plan.predict.event_loop import SimClock, Task
 from paragan.plan.predict.network import Network
@@ -24,6 +25,7 @@ from paragan.plan.predict.simulated_game import (
     Pace,
     PlannedRun,
     SimulatedGame,
+    TurnTimes,
     d_fakes_s,
     make_simulated_game,
     skip_start,
@@ -48,7 +50,7 @@ def no_jitter(rank: int, step: int) -> float:
 
 @dataclass(frozen=True)
 class RankTimeline:
-    """What one rank did in the timed rounds.
+    """The timed rounds of one rank.
 
     start_s, end_s       : since the beginning of the simulation
     staleness_rounds     : ages of what it used of others, where they are not given
@@ -95,7 +97,7 @@ class Simulation:
         players = [_RankPlayer(self, rank, shared) for rank in range(num_played)]
         for player in players:
             clock.start_task(f"rank {player.rank}", player.play)
-        clock.run()
+        _run(clock)
         return [player.timeline() for player in players]
 
     def record(self, rank: int) -> list[Message]:
@@ -103,7 +105,7 @@ class Simulation:
         clock = SimClock()
         log: list[Message] = []
         clock.start_task(f"rank {rank}", _RankPlayer(self, rank, SimulatedLinks(clock, None), log).play)
-        clock.run()
+        _run(clock)
         return log
 
     @functools.cached_property
@@ -117,8 +119,14 @@ class Simulation:
         return max(MIN_SEGMENTS, MAX_MESSAGES // (2 * len(self.rounds) * buckets * num_played))
 
 
+def _run(clock: SimClock) -> None:
+    """Run all tasks. torch counts modes per process: this one is entered first and left last, so no other one stays."""
+    with SkipComputeMode(lambda op, numel: None):
+        clock.run()
+
+
 class _RankPlayer:
-    """One rank of a simulation."""
+    """A rank of a simulation: builds its role, plays its rounds and marks what it has spent and sent."""
 
     def __init__(self, simulation: Simulation, rank: int, links: SimulatedLinks, log: list[Message] | None = None):
         self.simulation = simulation
@@ -160,9 +168,8 @@ class _RankPlayer:
     def _play_round(self, groups: Sequence[TurnGroup], reals: Sequence[Batch], clock: RankClock, step: int) -> None:
         clock.step = step
         clock.slowdown = self.simulation.slowdown(self.rank, step)
-        start_exchanges(groups, step)
-        for turns in groups:
-            play_turns(turns, reals, step, step, 1)
+        for _ in play_turn_groups(groups, lambda turns: reals, step, step, 1):
+            pass
 
     def _collect_ages(self, role: Role, clock: RankClock) -> list[int]:
         if role.is_split:
@@ -188,7 +195,7 @@ class _RankPlayer:
             exchange_state_bytes=_exchange_state_bytes(self.game),
         )
 
-    def _turn_times(self, player: Any, role: Role) -> Any:
+    def _turn_times(self, player: Player, role: Role) -> TurnTimes:
         batch = self.simulation.run.batch * len(role.share.lanes) / self.simulation.run.lanes
         numels = [numel for _, numel in player.flat.slices]
         return turn_times(self.simulation.profile, player.name, batch, numels)
@@ -201,7 +208,7 @@ class _RankPlayer:
         self._marks.append((now_s, clock.spent_s[COMPUTE], clock.spent_s[CODEC], sent_bytes, messages))
 
 
-def _charged(turn: Any, mode: SkipComputeMode) -> Any:
+def _charged(turn: Turn, mode: SkipComputeMode) -> Turn:
     """Return a turn whose exchange, and what follows its step, are charged."""
 
     def on_step_end(step: int) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Generator
 from typing import Any
 
 import pytest
+from torch.utils import _python_dispatch as python_dispatch
 
 import fake_profiles
 from advice import advises
@@ -145,3 +146,9 @@ def test_a_bucket_that_leaves_late_shows(monkeypatch: pytest.MonkeyPatch):
 
     monkeypatch.setattr(FlatParams, "_resume_ready", resume_at_the_end)
     assert predicted(Sync(), fast).step_s > 1.05 * before
+
+
+def test_no_mode_of_torch_stays_behind():
+    """Tasks enter and leave modes in turns; torch.compile looks at a flag of the process."""
+    predicted(parse_strategy("gossip"))
+    assert not python_dispatch.is_in_torch_dispatch_mode()
