@@ -52,6 +52,7 @@ COMMANDS = {  # of every result: a module of benchmarks/ and its arguments
     "pipeline_decode": "data.pipeline decode --rounds 7",
     "prediction": "plan.prediction measure",
     "prediction_again": "plan.prediction measure",
+    "prediction_own": "plan.prediction own",
     "prediction_scaling": "plan.prediction scaling",
     "quality_biggan": 'quality.quality biggan --suite networks --cases "float32;bf16" --ranks 1',
     "quality_digits_ahead": "quality.quality digits --suite lags --ranks 1 --more '...'",

@@ -77,3 +77,10 @@ def choices_of_auto(auto: Any) -> Iterator[Statement]:
     yield "strategies {:.1f} and {:.1f} % slower", 100 * later_two["slower"], 100 * later_four["slower"]
     figures = [ms_of for row in (later_two, later_four) for ms_of in (1000 * row["seconds"][row["chosen"]], ms(row)[0])]
     yield "({:.1f} and {:.1f} ms, {:.1f} and {:.1f})", *figures
+
+
+@PAGE.states("prediction_own")
+def own_parts(result: Any) -> Iterator[Statement]:
+    for row in result["rows"]:
+        text = f"| {row['network']} | {row['strategy']} | {{:.0f}} | {{:.0f}} | {{:+.1f}} % |"
+        yield text, row["measured_ms"], row["predicted_ms"], 100 * row["error"]
