@@ -10,7 +10,7 @@ train: .venv/installed
 # skipped without them:
 # apt-get install --no-install-recommends chromium slurm-wlm munge openmpi-bin nginx-light
 test: .venv/installed check
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 3
 
 check: .venv/installed
 	$(BIN)/ruff check .

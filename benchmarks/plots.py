@@ -11,6 +11,7 @@ from typing import Any
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
 
 RESULTS, DOCS = Path(__file__).parent / "results", Path(__file__).parent.parent / "docs/figures"
@@ -188,6 +189,33 @@ def _plot_curves(axes: Axes, result: dict[str, Any], scale: Callable[[str], floa
             x, fd = zip(*((kimg * scale(case), fd) for kimg, fd in row["curve"]))
             axes.plot(x, fd, color=colour, lw=1, alpha=0.8, label=None if i else case)
     axes.set_yscale("log")
+
+
+def plot_clock(rows: Sequence[dict[str, Any]]) -> Figure:
+    """The Fréchet distance against seconds and against bytes, on every link; every seed is a line."""
+    settings = list(dict.fromkeys((row["game"], row["hosts"], row["link"], row["pace_ms"]) for row in rows))
+    ways = list(dict.fromkeys(row["way"] for row in rows))
+    colors = matplotlib.colormaps["tab20"].colors  # pyright: ignore[reportAttributeAccessIssue]
+    figure = Figure(figsize=(9, 0.3 * len(ways) / 3 + 2.6 * len(settings) + 0.4), layout="constrained")
+    grid: Any = figure.subplots(len(settings), 2, squeeze=False, sharey="row")
+    for line, (game, hosts, link, pace_ms) in zip(grid, settings):
+        for row in rows:
+            if (row["game"], row["hosts"], row["link"], row["pace_ms"]) == (game, hosts, link, pace_ms):
+                _, fd, seconds, sent_bytes, _ = zip(*row["curve"])
+                color = colors[ways.index(row["way"]) % len(colors)]
+                style = {"lw": 1, "color": color, "ls": "-" if row["valid"] else ":"}
+                line[0].plot(seconds, fd, **style)
+                line[1].plot([max(sent, 1) / 1e6 for sent in sent_bytes], fd, **style)
+        for axes in line:
+            axes.set(xscale="log", yscale="log")
+        line[0].set_title(f"{game}, {hosts} hosts, {link}", fontsize=8, loc="left")
+        line[0].set(xlabel=f"s, on emulated devices: {pace_ms:g} ms a round of sync", ylabel=METRIC_LABELS["fd"])
+        line[1].set_xlabel("MB sent by the busiest host")
+    handles = [Line2D([], [], color=colors[i % len(colors)], label=way) for i, way in enumerate(ways)]
+    if not all(row["valid"] for row in rows):
+        handles.append(Line2D([], [], color="black", ls=":", label="invalid: the machine was too slow"))
+    figure.legend(handles=handles, loc="outside lower center", ncols=3, fontsize=7)
+    return figure
 
 
 def plot_prediction(rows: Sequence[dict[str, Any]]) -> Figure:

@@ -54,6 +54,30 @@ DIGITS_CASES = [
         ("--strategy.peer_timeout_s=1", "--strategy.peer_timeout_s=0"),
     ),
     Case(
+        "--strategy.min_ranks=1",
+        "strategy.min_ranks=1: has no effect with strategy.peer_timeout_s=0. Use --strategy.peer_timeout_s=10, or "
+        "--strategy.min_ranks=2.",
+        ("--strategy.peer_timeout_s=10", "--strategy.min_ranks=2"),
+    ),
+    Case(
+        "--strategy.peer_timeout_s=5 --strategy.sync_period=2 --strategy.sync_mode=gradients",
+        "strategy.peer_timeout_s=5: does not work with strategy.sync_mode=gradients. Use --strategy.peer_timeout_s=0, "
+        "or leave --strategy.sync_mode out.",
+        ("--strategy.peer_timeout_s=0", "~strategy.sync_mode"),
+    ),
+    Case(
+        "--strategy.peer_timeout_s=5 --run-dir=s3://bucket/run",
+        "--run-dir s3://bucket/run: ranks that come and go share a folder. Use one on a shared disk, or "
+        "--strategy.peer_timeout_s=0",
+        ("~run-dir", "--strategy.peer_timeout_s=0"),
+    ),
+    Case(
+        "--strategy=per-label --strategy.per_label_strategy.peer_timeout_s=5",
+        "strategy.per_label_strategy.peer_timeout_s=5: the ranks of a label end with the first lost one. Use "
+        "--strategy.per_label_strategy.peer_timeout_s=0.",
+        ("--strategy.per_label_strategy.peer_timeout_s=0",),
+    ),
+    Case(
         "--strategy=async-gossip --ranks=4 --lanes=4 --strategy.topology=one-peer",
         "strategy.topology=one-peer: changes or is directed, and strategy.staleness=16 needs links that stay. "
         "Use ring or torus or hypercube or complete or star.",
@@ -311,7 +335,11 @@ COMMAND_CASES = [
         "objective.cr=1.0: transforms images, and the data are arrays. Use objective.cr=0.",
         ("--objective.cr=0",),
     ),
-    Case("train digits -n --lr=1e-4", "did you mean g.optimizer.lr or d.optimizer.lr?", ("~lr --g.optimizer.lr=1e-4",)),
+    Case(
+        "train digits -n --lr=1e-4",
+        "did you mean g.optimizer.lr or d.optimizer.lr or strategy.outer.lr?",
+        ("~lr --g.optimizer.lr=1e-4",),
+    ),
     Case(
         "train digits -n --resume=RUN --run-dir=NEW/x",
         "--resume PATH: --run-dir names a run folder too. Use one of them",

@@ -97,7 +97,7 @@ def save_after(
 def session_state(s: Session) -> dict[str, Tensor]:
     """Parameters, buffers and average of a session, by name."""
     state = {f"{p.name}/{k}": v.clone() for p in s.game.players for k, v in p.net.state_dict().items()}
-    return state | {"G/average": s.game.g.ema.params.clone()}
+    return state | {"G/average": s.game.g.ema.full_vector().clone()}
 
 
 def gather_owner_state(s: Session) -> dict[str, Tensor]:
@@ -122,3 +122,13 @@ def relative_distance(a: dict[str, Tensor], b: dict[str, Tensor], prefix: str) -
 
 def is_equal(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[n], b[n]) for n in a)
+
+
+def resumes_bit_for_bit(run: Run, world: World, folder: Path, rounds: int, more: int) -> bool:
+    """Return whether so many rounds, a checkpoint and more rounds equal as many without one."""
+    whole = play_rounds(run, rounds + more, world)
+    saved, _ = save_after(run, rounds, world, folder)
+    session = make_session(run, world, saved)
+    for _ in range(more):
+        play_round(session)
+    return is_equal(whole, gather_owner_state(session))

@@ -1,6 +1,6 @@
-"""Measure the interruption when a rank of a gossip run is lost during training.
+"""Measure the interruption when a rank is lost during training.
 
-`python -m benchmarks.comm.rank_loss [--cases killed-0,frozen-2] [--json F]`.
+`python -m benchmarks.comm.rank_loss [--strategy gossip] [--cases killed-0,frozen-2] [--json F]`.
 
 Four ranks on this machine train `digits`, each a process of its own. At half time one is
 
@@ -25,6 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,27 +36,39 @@ from benchmarks.quality.digits_acceptance import MIN_DIVERSITY, MIN_RECOGNISED, 
 RANKS = 4
 PEER_TIMEOUT_S = 3.0
 TRAIN_ARGS = (
-    *("train", "digits", "--strategy=gossip", f"--strategy.peer_timeout_s={PEER_TIMEOUT_S}", "--evaluation.metrics=fd"),
+    *("train", "digits", f"--strategy.peer_timeout_s={PEER_TIMEOUT_S}", "--evaluation.metrics=fd"),
     "--output.tick_kimg=0.128",  # a line of stats every step, to see pauses
 )
+STRATEGY_ARGS = {
+    "sync": ["--strategy=sync"],
+    "quantized": ["--strategy=quantized"],
+    "local steps": ["--strategy=sync", "--strategy.sync_period=8"],
+    "gossip": ["--strategy=gossip"],
+}
 HALF_KIMG = 80.0
 COLUMNS = ("case", "pause s", "members at the end", "recognised", "diversity", "accepted")
 
 
 class RankProcesses:
-    """The ranks of a run, which can be restarted one by one. use_hosts: each on a host of a network lab."""
+    """The ranks of a run, which can be restarted one by one.
 
-    def __init__(self, run: Path, use_hosts: bool):
+    run       : the run folder
+    arguments : of `paragan train`, beside TRAIN_ARGS
+    size      : the number of ranks
+    use_hosts : whether each is on a host of a network lab
+    """
+
+    def __init__(self, run: Path, arguments: Sequence[str], size: int = RANKS, use_hosts: bool = False):
         with socket.socket() as s:
             s.bind(("127.0.0.1", 0))
             self.port = s.getsockname()[1]
-        self.run, self.use_hosts = run, use_hosts
-        self.processes = [self.start(rank) for rank in range(RANKS)]
+        self.run, self.arguments, self.size, self.use_hosts = run, arguments, size, use_hosts
+        self.processes = [self.start(rank) for rank in range(size)]
 
     def start(self, rank: int) -> subprocess.Popen[bytes]:
-        launch_env = {"RANK": rank, "WORLD_SIZE": RANKS, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": RANKS}
+        launch_env = {"RANK": rank, "WORLD_SIZE": self.size, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": self.size}
         launch_env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": self.port}
-        command = [sys.executable, "-m", "paragan", *TRAIN_ARGS, f"--run-dir={self.run}"]
+        command = [sys.executable, "-m", "paragan", *TRAIN_ARGS, *self.arguments, f"--run-dir={self.run}"]
         if self.use_hosts:
             launch_env |= {"MASTER_ADDR": lab.host_address(0), "GLOO_SOCKET_IFNAME": "eth0"}
             command = ["ip", "netns", "exec", lab.host_namespace(rank), *command]
@@ -73,7 +86,7 @@ class RankProcesses:
     def members(self) -> list[int]:
         path = self.run / "members.jsonl"
         rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-        return rows[-1]["members"] if rows else list(range(RANKS))
+        return rows[-1]["members"] if rows else list(range(self.size))
 
     def longest_pause(self, seconds: float) -> float:
         """Return the longest time between two steps, in seconds, among the next `seconds`."""
@@ -111,13 +124,13 @@ def lose_rank(ranks: RankProcesses, kind: str, victim: int) -> float:
     return pause_s
 
 
-def measure_loss(kind: str, victim: int) -> dict[str, Any]:
+def measure_loss(strategy: str, kind: str, victim: int) -> dict[str, Any]:
     """Train one run in which a rank is lost; kind: killed, frozen or cut."""
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         if kind == "cut":
             stack.enter_context(lab.run_network([lab.Link(0, 0)] * RANKS))
-        ranks = RankProcesses(Path(folder) / "run", use_hosts=kind == "cut")
+        ranks = RankProcesses(Path(folder) / "run", STRATEGY_ARGS[strategy], use_hosts=kind == "cut")
         while ranks.kimg < HALF_KIMG:
             time.sleep(0.05)
         pause_s = lose_rank(ranks, kind, victim)
@@ -138,6 +151,7 @@ def measure_loss(kind: str, victim: int) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     cases = "killed-0,killed-2,frozen-0,frozen-3"
+    parser.add_argument("--strategy", choices=STRATEGY_ARGS, default="gossip")
     parser.add_argument("--cases", default=cases, help="killed-RANK, frozen-RANK, cut-RANK")
     parser.add_argument("--json", metavar="F")
     options = parser.parse_args()
@@ -146,9 +160,10 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     for case in options.cases.split(","):
         kind, _, victim = case.partition("-")
-        rows.append(measure_loss(kind, int(victim)))
+        rows.append(measure_loss(options.strategy, kind, int(victim)))
         print(rows[-1], flush=True)
-        save_json(options.json, {"machine": machine, "ranks": RANKS, "peer_timeout_s": PEER_TIMEOUT_S, "rows": rows})
+        settings = {"strategy": options.strategy, "ranks": RANKS, "peer_timeout_s": PEER_TIMEOUT_S}
+        save_json(options.json, {"machine": machine, **settings, "rows": rows})
     print(format_table(COLUMNS, [tuple(format_cell(value) for value in row.values()) for row in rows]))
 
 

@@ -30,6 +30,14 @@ def speed(result: Any) -> Iterator[Statement]:
         yield text, generator, discriminator, *rounded, *speeds(row["times faster"]["ours, float32"]), *memory
 
 
+@PAGE.states("families_step")
+def newer_families(result: Any) -> Iterator[Statement]:
+    for name, row in result["families"].items():
+        generator, discriminator = (count / 1e6 for count in row["parameters"])
+        text = f"| `{name}`, {{:.2f}}M + {{:.2f}}M, batch {row['batch']} | {{:.2f}} ({{:.2f}} to {{:.2f}}) |"
+        yield text, generator, discriminator, *speeds(row["plain/paragan"])
+
+
 @PAGE.states("networks_step_bf16")
 def speed_bf16(result: Any) -> Iterator[Statement]:
     for name, row in result["step"].items():

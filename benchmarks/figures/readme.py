@@ -5,9 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from benchmarks.figures.registry import Page, Statement, by_case, laboratory
+from benchmarks.figures import clock
+from benchmarks.figures.registry import Page, Statement, laboratory
 
-PAGE = Page("README.md", not_measured={"200 Mbit/s, 20 ms, 100k": "settings"})
+PAGE = Page(
+    "README.md",
+    not_measured={
+        "200 Mbit/s, 20 ms, 100k": "settings",
+        "20 Mbit/s, 50 ms": "settings",
+        "every 32 rounds": "a setting",
+    },
+)
 
 
 @PAGE.states("acceptance", "ddp", "step", "lab", "gossip_lab", "teams", "quality_digits_async")
@@ -27,8 +35,14 @@ def table(acceptance: Any, ddp: Any, step: Any, lab: Any, gossip: Any, teams: An
     yield "(fd, lower is better) | {:.2f} times faster / {:.3f} beside {:.3f} |", gain, *fd
 
 
-@PAGE.states("prediction", "pipeline_congestion", "labels_quality_digits")
-def plan_and_data(prediction: Any, congestion: Any, labels: Any) -> Iterator[Statement]:
+@PAGE.states("clock_digits")
+def slow_links(result: Any) -> Iterator[Statement]:
+    sooner, fewer = clock.best_over_sync(result)
+    yield "int4, applied late | {:.1f} times sooner, {:.0f} times fewer bytes |", sooner, fewer
+
+
+@PAGE.states("prediction", "pipeline_congestion")
+def plan_and_data(prediction: Any, congestion: Any) -> Iterator[Statement]:
     summary = prediction["summary"]
     errors = 100 * summary["median_error"], 100 * summary["worst_error"]
     yield "error of {} predicted step times, median / worst | {:.0f} % / {:.0f} % |", summary["configurations"], *errors
@@ -38,5 +52,3 @@ def plan_and_data(prediction: Any, congestion: Any, labels: Any) -> Iterator[Sta
     ]
     text = "ours / DataLoader / tuned in 24 s turns / webdataset | {:.1f} % / {:.0f} % / {:.0f} % / {:.0f} % |"
     yield text, *shares
-    fd = by_case(labels, "all fd")
-    yield "(fd {:.3f} against {:.3f};", fd["conditional"], fd["per label"]

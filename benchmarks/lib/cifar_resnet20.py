@@ -60,7 +60,9 @@ def cifar_features() -> CifarFeatures:
 
 def untrained_features() -> CifarFeatures:
     """Return the network with random weights, frozen, to measure its time."""
-    return CifarFeatures(ResNet20(3, 10)).eval().requires_grad_(False)
+    with torch.random.fork_rng():  # what is built after it does not depend on whether this is the first call
+        net = ResNet20(3, 10)
+    return CifarFeatures(net).eval().requires_grad_(False)
 
 
 def _our_name(name: str) -> str:

@@ -23,11 +23,12 @@ from torch.nn.utils import parametrize
 from benchmarks.lib.plain_pytorch import LOSSES, logits_of
 from paragan.config.resolve import make_spec
 from paragan.config.run import Run
+from paragan.core.frozen_features import load_frozen
 from paragan.core.rng import LaneRng
 from paragan.core.spectrograms import LEAST_MEL, LEAST_POWER, MelConfig, mel_filters
 from paragan.core.types import Batch, DiscriminatorOutput, primary_array
 from paragan.data.dataset import Dataset
-from paragan.losses.reconstruction import Reconstruction, load_features
+from paragan.losses.reconstruction import Reconstruction
 from paragan.nets.codebook import LAPLACE, QuantizerOutput, VectorQuantizer, to_rows
 from paragan.nets.ensemble import DiscriminatorEnsemble
 from paragan.nets.hifigan import LAST_SLOPE, LEAKY_RELU_SLOPE, DilatedBlock, HiFiGANGenerator
@@ -140,7 +141,7 @@ class PlainTokenizer(PlainReconstruction):
             output = self.g(real)
             distance = objective.l1 * (real - output.images).abs().mean()
             if objective.perceptual:
-                network = load_features(objective.perceptual_features, CPU)
+                network = load_frozen("objective.perceptual_features", objective.perceptual_features, CPU)
                 maps = zip(network(output.images), network(real))
                 distance = distance + objective.perceptual * sum_of_means((a - b).abs() for a, b in maps)
             on_fake = logits_of(self.d(output.images))

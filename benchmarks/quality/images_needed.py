@@ -81,9 +81,13 @@ def measured_tables() -> dict[str, Any]:
         periods[mode] = {1: 1.0}
         for period in measured:
             periods[mode][period] = worst_factor(on_both("periods", f"{mode}, period {period}"), sync)
+    for period in (32, 128):
+        periods["parameters"][period] = worst_factor(on_both("outer", f"period {period}"), sync)
+    delayed = worst_factor(on_both("outer", "period 32, 4 fragments, delay 8"), sync) / periods["parameters"][32]
     ages = {"0, 0": 0.0, "1, 0": 0.5, "1, 1": 1.0}  # of the fakes and of the critic: their mean
     return {
         "PERIOD_FACTORS": periods,
+        "DELAY_FACTORS": {0: 1.0, 8: round(max(1.0, delayed), 2)},
         "GOSSIP_FACTORS": {
             1: 1.0,
             **{ranks: worst_factor(on_both(f"gossip{ranks}", "one-peer"), all_reduce) for ranks in (4, 8)},

@@ -2,7 +2,7 @@
 
     python -m benchmarks.quality.quality digits --seeds 0,1,2 [--suite gossip --ranks 4] [--json F]
     python -m benchmarks.quality.quality digits --suite lags --ranks 1 [--json F]
-    python -m benchmarks.quality.quality digits --suite periods --ranks 4 [--json F]
+    python -m benchmarks.quality.quality digits --suite periods|outer --ranks 4 [--json F]
     python -m benchmarks.quality.quality digits --suite batches --ranks 1 --every-kimg 10 [--json F]
     python -m benchmarks.quality.quality fashion --data fashion_mnist.npz --seeds 0,1,2 [--json F]
     python -m benchmarks.quality.quality fashion --data fashion_mnist.npz --suite policies --ranks 1 [--json F]
@@ -135,6 +135,22 @@ SUITES["periods"] = {  # with --ranks 4
         for mode in ("parameters", "gradients", "accumulate")
         for period in (2, 4, 8)
     },
+}
+LOCAL = ("--strategy.sync_period=32",)
+STREAMING = (*LOCAL, "--strategy.fragments=4", "--strategy.delay=8")
+NESTEROV, FEW_BITS = "--strategy.outer=nesterov", ("--strategy.wire=topk", "--strategy.wire.bits=2")
+SUITES["outer"] = {  # with --ranks 4: long periods, and what is done with their change
+    "sync": (),
+    **{f"period {period}": (f"--strategy.sync_period={period}",) for period in (8, 32, 128)},
+    "period 32, int4": (*LOCAL, "--strategy.wire=int4"),
+    "period 32, 4 fragments": (*LOCAL, "--strategy.fragments=4"),
+    "period 32, 4 fragments, delay 8": STREAMING,
+    "period 32, 4 fragments, delay 8, int4": (*STREAMING, "--strategy.wire=int4"),
+    "period 32, Nesterov": (*LOCAL, NESTEROV, "--strategy.outer.momentum=0.5"),
+    "period 32, DiLoCo": (*LOCAL, NESTEROV),  # lr 0.7, momentum 0.9
+    "period 32, DiLoCo for G": (*LOCAL, NESTEROV, "--strategy.outer_d=mean"),
+    "period 32, topk 2 bits": (*LOCAL, *FEW_BITS),
+    "period 32, SparseLoCo": (*LOCAL, *FEW_BITS, "--strategy.wire.fraction=0.02", "--strategy.feedback=0.95"),
 }
 SUITES["batches"] = {  # images of G's batch for each of D's
     "sync, 1:1": (),

@@ -1,12 +1,12 @@
 """Measure in how many steps DQGAN reaches a score, with 1, 2, 4 and 8 workers.
 
-    python -m benchmarks.quality.workers_speedup [--seeds 0,1,2] [--json F]
+    python -m benchmarks.quality.workers_speedup [--wire exact] [--seeds 0,1,2] [--json F]
 
-The digits, DQGAN's own update with int8 (`--policy dqgan`). A worker computes the gradient of 16 images in a step, so n
-workers take 16 n. The learning rates of n workers are those of the policy times a factor; all factors are tried with
-the first seed, and the best of them (fewest steps) is trained with the other seeds: the speed-up compares the best of
-one worker with the best of n. A run that diverges never reaches a score. The Fréchet distance in pixel space is taken
-every 100 steps, of the mean of the weights over as many steps for any number of workers.
+The digits, DQGAN's own update with int8, or with another --wire (`--policy dqgan`). A worker computes the gradient of
+16 images in a step, so n workers take 16 n. The learning rates of n workers are those of the policy times a factor; all
+factors are tried with the first seed, and the best of them (fewest steps) is trained with the other seeds: the speed-up
+compares the best of one worker with the best of n. A run that diverges never reaches a score. The Fréchet distance in
+pixel space is taken every 100 steps, of the mean of the weights over as many steps for any number of workers.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ EMA_HALF_LIFE_STEPS = 40
 TARGETS = (1.0, 0.7, 0.5)  # Fréchet distances
 
 
-def train(folder: Path, workers: int, factor: float, seed: int) -> list[tuple[int, float]]:
+def train(folder: Path, wire: str, workers: int, factor: float, seed: int) -> list[tuple[int, float]]:
     """Train a run, unless it is finished; return the Fréchet distance after so many steps."""
     kimg_of_step = workers * WORKER_IMAGES / 1000
     policy = POLICIES["dqgan"]("dcgan")
     if not (folder / "report.html").exists():
         try:
             run_paragan(
-                *("train", "digits", "--strategy=DQGAN", "--policy=dqgan"),
+                *("train", "digits", "--strategy=DQGAN", f"--strategy.wire={wire}", "--policy=dqgan"),
                 *(f"--ranks={workers}", f"--batch={workers * WORKER_IMAGES}", "--lanes=8", f"--seed={seed}"),
                 *(f"--g.optimizer.lr={factor * policy.g['lr']}", f"--d.optimizer.lr={factor * policy.d['lr']}"),
                 *(f"--kimg={MAX_STEPS * kimg_of_step}", f"--ema.half_life_kimg={EMA_HALF_LIFE_STEPS * kimg_of_step}"),
@@ -61,6 +61,7 @@ def steps_to(target: float, curve: Sequence[tuple[int, float]]) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--wire", default="int8")
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--runs", default="runs/workers", metavar="DIR", help="folder of the runs")
     parser.add_argument("--json", metavar="F")
@@ -71,11 +72,12 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
 
     def add(workers: int, factor: float, seed: int) -> dict[str, Any]:
-        curve = train(Path(options.runs) / f"{workers}-{factor:g}-{seed}", workers, factor, seed)
+        folder = Path(options.runs) / options.wire / f"{workers}-{factor:g}-{seed}"
+        curve = train(folder, options.wire, workers, factor, seed)
         steps = {f"{target:g}": steps_to(target, curve) for target in TARGETS}
         rows.append({"workers": workers, "factor": factor, "seed": seed, "steps": steps, "curve": curve})
         print({name: value for name, value in rows[-1].items() if name != "curve"}, flush=True)
-        save_json(options.json, {"machine": machine, "rows": rows, "best": summarize(rows)})
+        save_json(options.json, {"machine": machine, "wire": options.wire, "rows": rows, "best": summarize(rows)})
         return rows[-1]
 
     for workers in WORKERS:

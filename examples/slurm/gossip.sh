@@ -2,6 +2,7 @@
 # Gossip training that goes on without the ranks that it loses, and takes them back.
 #
 #   sbatch examples/slurm/gossip.sh folder --data /shared/photos --run-dir /shared/run
+#   sbatch examples/slurm/gossip.sh folder ... --strategy sync --strategy.peer_timeout_s=10
 #
 # srun lets the other ranks run when one dies (--kill-on-bad-exit=0), or a node (--no-kill). A rank that died is started
 # again, and joins the others. The run folder has to be on storage that all nodes share.
@@ -22,7 +23,7 @@ rank() {
     trap '' USR1 # is for paragan
     for attempt in 1 2 3; do
         if [ -e "$stopped" ]; then return 3; fi # the others have ended
-        paragan train "$@" --strategy gossip
+        paragan train --strategy gossip "$@"
         status=$?
         if [ $status -eq 3 ]; then touch "$stopped"; fi
         case $status in 0 | 2 | 3) return $status ;; esac # done, refused, stopped

@@ -33,11 +33,17 @@ class GuardedParams(FlatParams):
     """
 
     def __init__(
-        self, named_parameters: Sequence[tuple[str, nn.Parameter]], bucket_bytes: int, label: str, has_marks: bool
+        self,
+        named_parameters: Sequence[tuple[str, nn.Parameter]],
+        bucket_bytes: int,
+        label: str,
+        has_marks: bool,
+        fragments: int = 1,
     ):
         like = named_parameters[0][1]
         marks = nn.Parameter(like.new_zeros(NUM_TURN_MARKS + len(named_parameters))) if has_marks else None
-        super().__init__([("marks", marks), *named_parameters] if marks is not None else named_parameters, bucket_bytes)
+        named = [("marks", marks), *named_parameters] if marks is not None else named_parameters
+        super().__init__(named, bucket_bytes, fragments)
         self.marks: Tensor | None = None
         self.marks_of_turn = [0.0] * NUM_TURN_MARKS
         if marks is not None:

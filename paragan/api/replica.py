@@ -108,7 +108,13 @@ class Replica(TrainedParameters):
         kinds = dict.fromkeys((p.dtype, p.device) for _, p in named)
         has_marks = gradients_carry_marks(self.strategy, {dtype for dtype, _ in kinds}, self.world)
         flats = [
-            GuardedParams([(name, p) for name, p in named if (p.dtype, p.device) == kind], size, self.label, has_marks)
+            GuardedParams(
+                [(name, p) for name, p in named if (p.dtype, p.device) == kind],
+                size,
+                self.label,
+                has_marks,
+                self.strategy.num_fragments,
+            )
             for kind in kinds
         ]
         super().__init__(flats, optimizer, has_average=ema is not None)

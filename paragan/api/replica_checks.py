@@ -63,11 +63,18 @@ def parse_exchange(exchange: Any, wire: Any, world: World) -> Any:
             f"exchange={name}: gives ranks or turns other roles, which a loop of yours cannot play. Use paragan train, "
             "Estimator or ScalingManager for it, or exchange=sync, quantized or gossip"
         )
+    if strategy.shard_optimizer:
+        raise UsageError(
+            f"exchange={name}: shard_optimizer=true needs an optimizer of parts of the parameters, and a Replica takes "
+            "yours. Use shard_optimizer=false"
+        )
     if strategy.max_message_delay:
         raise UsageError(
             f"exchange={name}: messages are under way between turns, and a loop of yours does not wait for them. Use "
             "exchange=gossip"
         )
+    if strategy.has_outer_of_d:
+        raise UsageError(f"exchange={name}: outer_d is for a D, and a replica is one player. Use outer")
     strategy = strategy.without_rank_loss()
     strategy.check(world.size)
     return strategy

@@ -68,8 +68,11 @@ def save(
         raise UsageError(f"extra: {error}. Use numbers, texts, lists and mappings only") from error
     numbers = [int(path.name) for path in list_checkpoints(Path(folder))]
     metadata = {"kind": FORMAT, "replicas": [_describe(replica) for replica in replicas], "extra": plain_extra}
-    tensors = {f"{i}/{name}": t for i, replica in enumerate(replicas) for name, t in _local_state(replica).items()}
     with replicas[0].reporting_lost_ranks(f"a save after turn {replicas[0].turns}"):
+        for replica in replicas:
+            if replica.player_exchange.drain:
+                replica.player_exchange.drain()
+        tensors = {f"{i}/{name}": t for i, replica in enumerate(replicas) for name, t in _local_state(replica).items()}
         number = int(world.all_gather_str(str(max(numbers, default=0) + 1))[0])
         return CheckpointFolder(Path(folder), world, max_checkpoints).write(f"{number:08d}", tensors, metadata)
 

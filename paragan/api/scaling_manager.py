@@ -196,7 +196,7 @@ class ScalingManager:
             raise UsageError("eval: nothing was trained yet. Call train first")
         _check_still_trains(self._session)
         weights = self._session.game.g.ema
-        if weights is None or not weights.params.isfinite().all():
+        if weights is None or not weights.is_finite():
             raise RunError("G has weights that are not finite: the game diverged", True)
         defaults = self.run.evaluation
         features = defaults.features

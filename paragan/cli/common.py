@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from paragan.core.errors import UsageError
-from paragan.core.image_shape import ImageSize, check_resolution
-from paragan.data.storage.filesystem import is_url
 
 if TYPE_CHECKING:
     from torch import device as Device
@@ -21,6 +19,7 @@ if TYPE_CHECKING:
     from paragan.comm.launch_info import LaunchInfo
     from paragan.comm.world import World
     from paragan.config.run import Run
+    from paragan.core.image_shape import ImageSize
     from paragan.data.tools.parallel_map import ProgressFn
     from paragan.train.console import RunConsole
 
@@ -30,6 +29,13 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(message + f" (see `{self.prog} --help`)")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            from paragan.core.schema import did_you_mean
+
+            option = f"{'/'.join(action.option_strings)}: " if action.option_strings else ""
+            self.error(f"{option}there is no {value}{did_you_mean(str(value), map(str, action.choices))}")
 
 
 def local_folder(location: str, argument: str = "MODEL") -> str:
@@ -69,6 +75,8 @@ def add_command(
 
 def parse_size(resolution: str | None) -> ImageSize | None:
     """Return the size that --resolution names, or None. Raises UsageError if it is not a size."""
+    from paragan.core.image_shape import check_resolution
+
     return None if resolution is None else check_resolution("--resolution", resolution)
 
 
@@ -107,6 +115,8 @@ def parse_settings(rest: list[str]) -> list[tuple[str, str]]:
 
 def with_absolute_paths(run: Run) -> Run:
     """Return the run with absolute paths, so that its run.yaml works from any folder."""
+    from paragan.data.storage.filesystem import is_url
+
     if run.data.path not in ("", "digits") and not is_url(run.data.path):
         run = dataclasses.replace(run, data=dataclasses.replace(run.data, path=str(Path(run.data.path).absolute())))
     if run.init_from:

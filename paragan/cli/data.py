@@ -17,7 +17,6 @@ from paragan.cli.common import (
     progress_bar,
 )
 from paragan.core.errors import UsageError
-from paragan.core.image_shape import ImageSize, check_channels
 
 if TYPE_CHECKING:
     from paragan.data.source import LabelChoice, Source
@@ -164,6 +163,7 @@ def _add_inspect_command(commands: Any) -> None:
 
 def _inspect(options: argparse.Namespace, rest: list[str], arguments: list[str]) -> int:
     from paragan.core.atomic_write import atomic_output
+    from paragan.core.image_shape import check_channels
     from paragan.data.formats.record_source import RecordSource
     from paragan.data.source import MalformedDataset
     from paragan.data.tools.inspect_dataset import inspect_dataset
@@ -276,6 +276,7 @@ def _convert(options: argparse.Namespace, rest: list[str], arguments: list[str])
 
 
 def _describe_result(result: ConvertResult, out: Path) -> list[str]:
+    from paragan.core.image_shape import ImageSize
     from paragan.data.dataset import describe_channels
 
     summary = f"{result.count:,} images in {out}"

@@ -67,7 +67,7 @@ def _estimate_cost(game: CountedGame) -> list[str]:
     built, roles = build_roles(largest, blank, game.ranks)
     all_lanes = estimate_round(largest, blank)
     rank_lanes = max(len(role.share.lanes) for role in roles)
-    peak_of = PeakEstimates(blank, rank_lanes)
+    peak_of = PeakEstimates(blank, rank_lanes, game.ranks)
     peak_bytes = all_lanes.peak_bytes if rank_lanes == run.lanes else peak_of(largest)
     cost = estimate_run_cost(
         built, roles, rounds=game.rounds, round_flops=mean_round * all_lanes.flops, peak_bytes=peak_bytes

@@ -16,11 +16,13 @@ from typing import NoReturn
 
 from paragan.cli.bench import add_bench_command
 from paragan.cli.common import Parser
+from paragan.cli.completion import add_completion_command
 from paragan.cli.data import add_data_command
 from paragan.cli.eval import add_eval_command
 from paragan.cli.export import add_export_command, add_import_command
 from paragan.cli.per_label import add_label_command, add_merge_command, add_pool_command, add_status_command
 from paragan.cli.plan import add_plan_command
+from paragan.cli.project import add_project_command
 from paragan.cli.report import add_report_command
 from paragan.cli.sample import add_sample_command, add_serve_command
 from paragan.cli.train import EXAMPLES, add_recipes_command, add_train_command
@@ -52,6 +54,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line (of this process, by default) and return the exit status."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     watch_launcher()
+    if not arguments:
+        build_parser().print_help()
+        return 0
     try:
         options, rest = build_parser().parse_known_args(arguments)
         return options.command(options, rest, arguments)
@@ -105,6 +110,7 @@ def build_parser() -> Parser:
     add_train_command(commands)
     add_status_command(commands)
     add_sample_command(commands)
+    add_project_command(commands)
     add_eval_command(commands)
     add_report_command(commands)
     add_export_command(commands)
@@ -117,4 +123,5 @@ def build_parser() -> Parser:
     add_bench_command(commands)
     add_plan_command(commands)
     add_recipes_command(commands)
+    add_completion_command(commands, parser)
     return parser

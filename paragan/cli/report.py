@@ -22,7 +22,6 @@ from paragan.cli.common import (
     local_folder,
 )
 from paragan.core.errors import UsageError
-from paragan.data.storage.filesystem import is_url
 
 if TYPE_CHECKING:
     from torch import device as Device
@@ -92,6 +91,7 @@ def _make_figures(folders: list[Path], options: argparse.Namespace) -> None:
 
 
 def _make_run_figures(folder: Path, options: argparse.Namespace, load_cached: Callable[[Any], Any]) -> None:
+    from paragan.data.storage.filesystem import is_url
     from paragan.train.callbacks.report_figures import MAX_THOROUGH_SEARCH_VALUES, is_outdated, make_figures
     from paragan.train.callbacks.scoring import make_feature_space
 

@@ -29,6 +29,7 @@ EXAMPLES = """examples:
   paragan sample runs/00000-* --labels 3,7 --out grid.png            or samples.npz, or a folder
   paragan sample runs/00001-* --out reconstructions                  of a vocoder: WAV files, from the data of the run
   paragan sample runs/00000-* --video walk.mp4 --seconds 8           through the latent space and back; .gif, .webp
+  paragan sample runs/00000-* --mix 4x6 --out mixed.png              StyleGAN2: rows and columns share styles
   paragan sample user/name --truncation 0.7 --out grid.png           a model of the Hugging Face hub
 """
 
@@ -47,6 +48,8 @@ def add_sample_command(commands: Any) -> None:
         "--out", metavar="FILE|FOLDER", help="grid.png, samples.npz or a folder, of WAV files if samples are waves"
     )
     where.add_argument("--video", metavar="FILE", help="a walk through samples in a loop: .mp4, .gif, .webp")
+    p.add_argument("--mix", metavar="ROWSxCOLUMNS", help="a grid of mixed styles (StyleGAN2), in place of --count")
+    p.add_argument("--mix-from", type=int, default=0, metavar="LAYER", help="the first layer of the column (half)")
     p.add_argument("--seconds", type=float, default=8.0, metavar="S", help="length of the video (8)")
     p.add_argument("--fps", type=float, default=30.0, metavar="F", help="frames per second of the video (30)")
     p.add_argument("--stops", type=int, default=8, metavar="N", help="samples that the video passes through (8)")
@@ -63,6 +66,8 @@ def _sample(options: argparse.Namespace, rest: list[str], arguments: list[str]) 
     if options.video:
         return _save_video(options)
     model = load_model_from_options(options)
+    if options.mix:
+        return _save_mixed_styles(options, model)
     min_side = 64 if Path(options.out).suffix.lower() == ".png" else 0
     _check_memory(f"--count {options.count}", options.count, model.spec, min_side, "samples; another --seed makes more")
     labels = model.labels(options.count, _split_labels(options), options.seed)
@@ -72,6 +77,27 @@ def _sample(options: argparse.Namespace, rest: list[str], arguments: list[str]) 
     if model.spec.array_shape:
         kind = f"waves, {model.spec.sample_rate} Hz," if model.spec.sample_rate else "records"
     sys.stdout.write(f"{options.count} {kind} in {options.out}\n{_describe_visible_channels(model, options.out)}")
+    return 0
+
+
+def _save_mixed_styles(options: argparse.Namespace, model: Model) -> int:
+    from paragan.core.image_grid import integer_upscale, make_grid
+    from paragan.models.style_space import mix_styles, style_sampler
+
+    sides = [int(side) for side in options.mix.split("x") if side.isdecimal()]
+    if len(sides) != 2 or not all(1 <= side <= 64 for side in sides):
+        raise UsageError(f"--mix {options.mix}: is no size of a grid. Use 4x6, each 1 to 64")
+    if Path(options.out).suffix.lower() != ".png":
+        raise UsageError(f"--out {options.out}: mixed styles are a picture. Use mixed.png")
+    if options.labels:
+        raise UsageError("--labels: mixed styles are of classes as often as in the data. Leave it out")
+    g: Any = style_sampler(model, "--mix").g
+    _check_memory(f"--mix {options.mix}", (sides[0] + 1) * (sides[1] + 1), model.spec, 64, "images")
+    from_layer = options.mix_from or g.num_styles // 2
+    images = mix_styles(model, sides[0], sides[1], from_layer, options.seed, options.truncation)
+    make_grid(images, sides[1] + 1, integer_upscale(images)).save(options.out)
+    size = f"{sides[0]} x {sides[1]}"
+    sys.stdout.write(f"{size} images in {options.out}: styles of the column from layer {from_layer} on\n")
     return 0
 
 

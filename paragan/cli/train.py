@@ -79,7 +79,7 @@ SHORTHANDS = {
     "mirror": "data.mirror",
 }
 # ... as a string, whatever it looks like: `--data 2024` is a folder
-STRING_SHORTHANDS = {"data": "data.path", "init_from": "init_from", "ramp": "ramp"}
+STRING_SHORTHANDS = {"data": "data.path", "init_from": "init_from", "teacher": "distill_from", "ramp": "ramp"}
 
 
 def add_train_command(commands: Any) -> None:
@@ -108,6 +108,7 @@ def add_train_command(commands: Any) -> None:
     )
     p.add_argument("--mirror", action="store_const", const="true", help="also train on flipped images")
     p.add_argument("--init-from", metavar="MODEL", help="start from the model of another run")
+    p.add_argument("--teacher", metavar="MODEL", help="of the recipe distill: the run of a diffusion model")
     p.add_argument("--outdir", default="runs", metavar="DIR", help="where to create numbered run folders (runs)")
     p.add_argument("--run-dir", metavar="DIR", help="use exactly this run folder; or s3://bucket/run, gs://, az://")
     p.add_argument("--resume", default="auto", metavar="auto|never|PATH", help="PATH: the run folder to resume (auto)")
@@ -167,6 +168,11 @@ def resolve_run(options: argparse.Namespace, rest: list[str]) -> tuple[Run, RunD
             run_dir = run_dir if address else require_run_dir(Path(options.resume))
         except UsageError as error:  # other ranks may see it
             raise UsageError(str(error), same_on_all_ranks=False) from error
+    if address and run.strategy.replays_broken_rounds:
+        raise UsageError(
+            f"--run-dir {address}: ranks that come and go share a folder. Use one on a shared disk, or "
+            "--strategy.peer_timeout_s=0"
+        )
     return with_absolute_paths(run), RunDirRequest(Path(options.outdir), run_dir, options.resume, address), reasons
 
 

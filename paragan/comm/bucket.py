@@ -2,15 +2,16 @@
 
 An exchange is a generator over a bucket: how the replicas of one player agree. It yields what it waits for: an
 `ExchangeEvent`, or work in flight. comm/flat_params.py runs the generators; comm/exchange.py, gossip.py,
-compressed_allreduce.py and async_gossip.py hold the exchanges.
+compressed_allreduce.py, reduce_scatter.py and async_gossip.py hold the exchanges.
 """
 
 from __future__ import annotations
 
 import bisect
+import copy
 import enum
 from collections.abc import Generator, Sequence
-from typing import Protocol
+from typing import Protocol, Self
 
 import torch
 from torch import Tensor
@@ -39,6 +40,7 @@ class Bucket:
     index         : the bucket's number within the player
     names         : (offset, parameter name) of every parameter in it, in ascending order of offset
     padding       : the parts between and after parameters, which belong to none
+    fragment      : the number of the fragment of the player that it belongs to
     states        : the vectors of `state` by name
     """
 
@@ -49,9 +51,11 @@ class Bucket:
         index: int,
         names: list[tuple[int, str]],
         padding: Sequence[slice] = (),
+        fragment: int = 0,
     ):
         self.params, self.grads, self.index, self.names = params, grads, index, names
         self.padding = padding
+        self.fragment = fragment
         self.states: dict[str, Tensor] = {}
         self._workspaces: dict[str, Tensor] = {}
 
@@ -73,6 +77,12 @@ class Bucket:
             dtype = dtype or self.params.dtype
             self._workspaces[name] = torch.zeros(shape, dtype=dtype, device=self.grads.device)
         return self._workspaces[name]
+
+    def with_grads(self, grads: Tensor) -> Self:
+        """Return this bucket with another vector [n] in place of its gradients; states and workspaces are shared."""
+        other = copy.copy(self)
+        other.grads = grads
+        return other
 
     def zero_padding(self, x: Tensor) -> None:
         """Set x [n] to 0 where no parameter is."""

@@ -3,14 +3,15 @@
 All generators start when the round does, so what is known then is sent at once. Each yields what it waits for:
 
 * `TURN_STARTED`: this player's turn begins. Before it the parameters must not change, since the opponent uses them;
-  only `LocalSGD` averages both players before any turn.
+  only `OuterOptimizer` (outer_optimizer.py) moves both players before any turn.
 * `GRAD_READY`: backward has filled the bucket. It continues from a backward hook, in bucket order on all ranks.
 * work: the message has arrived. This is waited for after backward, so that messages overlap with it.
 * `ALL_RECEIVED`: all messages of the turns that move together have arrived. Nothing differentiates through the
   parameters any more, and the step will be applied.
 
-The optimizer steps when every generator has ended. No generator outlives a round, so there is no hidden state to save:
-what must persist is a `bucket.state(name)`, which is always checkpointed.
+The optimizer steps when every generator has ended. No generator of this file outlives a round, so there is no hidden
+state to save: what must persist is a `bucket.state(name)`, which is always checkpointed. Exchanges whose messages may
+be in flight between rounds (outer_optimizer.py, async_gossip.py) have a `drain`, which comes before a checkpoint.
 
 A rank's gradient is its *share*: the sum over its lanes divided by the number of lanes of the team. The team's gradient
 is therefore the sum of the shares, however many lanes each rank owns, and never a mean of the ranks' means.
@@ -21,11 +22,9 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 
-import torch
-
 from paragan.comm.bucket import ALL_RECEIVED, GRAD_READY, TURN_STARTED, Bucket, Exchange, ExchangeEvent
 from paragan.comm.process_group import Group, Work
-from paragan.comm.traffic import Traffic, ring_all_reduce
+from paragan.comm.traffic import Traffic, mean_traffic, ring_all_reduce
 
 
 @dataclass(frozen=True)
@@ -41,11 +40,10 @@ class NoExchange:
 
 @dataclass(frozen=True)
 class ResetAndSkip(NoExchange):
-    """No exchange any more: the states of former exchanges (anchor, residual) are dropped."""
+    """No exchange any more: the states of former exchanges (anchor, residual, momentum) are dropped."""
 
     def __call__(self, bucket: Bucket, step: int) -> Generator[Work | ExchangeEvent]:
-        for name in ("anchor", "residual"):
-            bucket.states.pop(name, None)
+        bucket.states.clear()
         yield from ()
 
 
@@ -107,12 +105,7 @@ class EveryN:
 
     def traffic(self, n: int, itemsize: int) -> Traffic:
         """Return the mean over a period."""
-        return _mean_traffic(self.inner.traffic(n, itemsize), self.period)
-
-
-def _mean_traffic(once: Traffic, period: int) -> Traffic:
-    """Return the mean over `period` steps of what is sent once in them."""
-    return Traffic(round(once.sent_bytes / period), round(once.messages / period))
+        return mean_traffic(self.inner.traffic(n, itemsize), self.period)
 
 
 @dataclass(frozen=True)
@@ -130,40 +123,6 @@ class LocalGradient:
 
     def traffic(self, n: int, itemsize: int) -> Traffic:
         return Traffic()
-
-
-@dataclass(frozen=True)
-class LocalSGD:
-    """Step on this rank's own gradient, and average the parameters over ranks after every `period` rounds.
-
-    Local SGD (Stich 2019; for games, local SGDA: Deng and Mahdavi 2021). Both players are averaged when the round after
-    a period starts, before any turn, so that neither trains against an opponent that is not averaged yet. What is sent
-    is the difference to the last mean. `inner` treats it like a gradient, so it can be compressed.
-
-    weight : this rank's part of the total batch, and so of the mean
-    """
-
-    inner: Exchange
-    period: int
-    weight: float
-
-    def __call__(self, bucket: Bucket, step: int) -> Generator[Work | ExchangeEvent]:
-        is_first = "anchor" not in bucket.states
-        anchor = bucket.state("anchor")  # the last mean
-        if is_first:
-            anchor.copy_(bucket.params)
-        if step % self.period == 0:
-            torch.sub(anchor, bucket.params, out=bucket.grads).mul_(self.weight)
-            for awaited in self.inner(bucket, step):
-                if not isinstance(awaited, ExchangeEvent):
-                    awaited.wait()
-            bucket.params.copy_(anchor.sub_(bucket.grads))
-            bucket.grads.zero_()
-        yield from LocalGradient(self.weight)(bucket, step)
-
-    def traffic(self, n: int, itemsize: int) -> Traffic:
-        """Return the mean over a period."""
-        return _mean_traffic(self.inner.traffic(n, itemsize), self.period)
 
 
 @dataclass(frozen=True)
@@ -194,7 +153,7 @@ class Accumulate:
 
     def traffic(self, n: int, itemsize: int) -> Traffic:
         """Return the mean over a period."""
-        return _mean_traffic(self.inner.traffic(n, itemsize), self.period)
+        return mean_traffic(self.inner.traffic(n, itemsize), self.period)
 
 
 @dataclass(frozen=True)
@@ -216,12 +175,7 @@ class SyncEveryN:
 
     def traffic(self, n: int, itemsize: int) -> Traffic:
         """Return the mean over a period."""
-        return _mean_traffic(self.inner.traffic(n, itemsize), self.period)
-
-
-def for_later_turns(exchange: Exchange) -> Exchange:
-    """Return the exchange of a player's further turns in a round: parameters are averaged in the first one only."""
-    return LocalGradient(exchange.weight) if isinstance(exchange, LocalSGD) else exchange
+        return mean_traffic(self.inner.traffic(n, itemsize), self.period)
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ Parameters that the loss does not use are sent as zeros, before anything else is
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import functools
 import sys
@@ -57,11 +58,17 @@ class FlatParams:
     named_parameters : in the order of the forward pass; the names are for messages
     params, grads    : [total] the parameters and their gradients
     slices           : (start, numel) of every parameter
-    buckets          : slices of both vectors of at least `bucket_bytes`
+    buckets          : slices of both vectors of at least `bucket_bytes`; none crosses the border between two of the
+                       `fragments`, which are contiguous and of about equal size
     share            : gradients are multiplied by this before they are exchanged
     """
 
-    def __init__(self, named_parameters: Sequence[tuple[str, nn.Parameter]], bucket_bytes: int = BUCKET_BYTES):
+    def __init__(
+        self,
+        named_parameters: Sequence[tuple[str, nn.Parameter]],
+        bucket_bytes: int = BUCKET_BYTES,
+        fragments: int = 1,
+    ):
         named = list(reversed(named_parameters))
         self.parameters = [p for _, p in named]
         self.share = 1.0
@@ -76,6 +83,7 @@ class FlatParams:
         self.grads = torch.zeros_like(self.params)
         self.slices: list[tuple[int, int]] = []
         self.buckets: list[Bucket] = []
+        fragment_ends = _fragment_ends([*starts[1:], total], fragments, named[-1][0])
         self._bucket_of: list[int] = []  # by the number of the parameter
         first = 0
         names: list[tuple[int, str]] = []
@@ -86,9 +94,10 @@ class FlatParams:
             end = starts[i + 1] if i + 1 < len(starts) else total
             if start + p.numel() < end:
                 padding.append(slice(start - first + p.numel(), end - first))
-            if like.itemsize * (end - first) >= bucket_bytes or end == total:
-                bucket = Bucket(self.params[first:end], self.grads[first:end], len(self.buckets), names, padding)
-                self.buckets.append(bucket)
+            if like.itemsize * (end - first) >= bucket_bytes or end in fragment_ends:
+                fragment = bisect.bisect_left(fragment_ends, end)
+                views = (self.params[first:end], self.grads[first:end])
+                self.buckets.append(Bucket(*views, len(self.buckets), names, padding, fragment))
                 first = end
                 names = []
                 padding = []
@@ -99,16 +108,19 @@ class FlatParams:
         self._next_bucket = 0  # the first that lacks some
 
     @classmethod
-    def from_network(cls, net: nn.Module, bucket_bytes: int = BUCKET_BYTES, player_name: str = "") -> Self:
+    def from_network(
+        cls, net: nn.Module, bucket_bytes: int = BUCKET_BYTES, player_name: str = "", fragments: int = 1
+    ) -> Self:
         """Move all parameters of a network that require gradients.
 
         Args:
             net: the network.
             bucket_bytes: the least size of a bucket.
             player_name: precedes the names of parameters in messages.
+            fragments: parts that buckets do not cross.
 
         Raises:
-            UsageError: there are none, or they have several dtypes or devices.
+            UsageError: there are none, or fewer than fragments, or they have several dtypes or devices.
         """
         named = [(f"{player_name} {name}".strip(), p) for name, p in net.named_parameters() if p.requires_grad]
         if not named:
@@ -117,7 +129,7 @@ class FlatParams:
             raise UsageError(
                 f"{type(net).__name__}: has parameters of several dtypes or devices. Use one dtype and one device"
             )
-        return cls(named, bucket_bytes)
+        return cls(named, bucket_bytes, fragments)
 
     @torch.no_grad()
     def _flatten_parameter(self, p: nn.Parameter, start: int) -> None:
@@ -257,9 +269,12 @@ class FlatParams:
                 self._awaited[i] = next(self._generators[i], None)
 
     def states(self) -> dict[str, Tensor]:
-        """Return every bucket state as one vector over the network: {name: [total]}."""
+        """Return every bucket state as one vector over the network: {name: [total]}; zeros where a bucket has none."""
         names = sorted({name for bucket in self.buckets for name in bucket.states})
-        return {name: torch.cat([bucket.state(name) for bucket in self.buckets]) for name in names}
+        return {
+            name: torch.cat([bucket.states.get(name, torch.zeros_like(bucket.grads)) for bucket in self.buckets])
+            for name in names
+        }
 
     def load_states(self, states: Mapping[str, Tensor]) -> None:
         """Replace all bucket states by what `states` returned; the buckets may have other sizes now."""
@@ -271,6 +286,32 @@ class FlatParams:
                 end = start + bucket.grads.numel()
                 bucket.state(name).copy_(vector[start:end])
                 start = end
+
+
+def _fragment_ends(ends: Sequence[int], fragments: int, name: str) -> list[int]:
+    """Return where the fragments of a vector end: each after a parameter, so that they are of about equal size.
+
+    Args:
+        ends: of all parameters.
+        fragments: how many there are to be.
+        name: of a parameter, for messages.
+
+    Raises:
+        UsageError: there are fewer parameters than fragments.
+    """
+    if fragments > len(ends):
+        raise UsageError(
+            f"strategy.fragments={fragments}: a fragment holds whole parameters, and the player of {name} has "
+            f"{len(ends)}. Use strategy.fragments={len(ends)} or less"
+        )
+    chosen: list[int] = []
+    first = 0  # the number of the first parameter of the next fragment
+    for i in range(1, fragments):
+        ideal = i * ends[-1] / fragments
+        last = min(range(first, len(ends) - fragments + i), key=lambda number: abs(ends[number] - ideal))
+        chosen.append(ends[last])
+        first = last + 1
+    return [*chosen, ends[-1]]
 
 
 def _is_dense(p: Tensor) -> bool:

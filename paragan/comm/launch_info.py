@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 from paragan.core.errors import UsageError
 
+SECRET_ENV = "PARAGAN_SECRET"  # begins the keys of a run in the store; `--ranks` sets it
+
 
 class LauncherVariables(NamedTuple):
     """Names of the environment variables of a launcher.

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from paragan.comm.process_group import CommunicationError
-
 _reasons: dict[int, str] = {}  # the rank's number as it was started -> why it is gone
 
 
@@ -25,5 +23,7 @@ def describe_lost(ranks: Iterable[int]) -> str:
 
 def raise_if_lost(ranks: Iterable[int]) -> None:
     """Raise CommunicationError if one of these ranks is known to be gone; it says which, and why."""
+    from paragan.comm.process_group import CommunicationError  # imports torch, which launchers do not need
+
     if lost := describe_lost(ranks):
         raise CommunicationError(lost)

@@ -15,7 +15,7 @@ from datetime import timedelta
 from typing import Any
 
 from paragan.comm.blocking_calls import call_with_timeout
-from paragan.comm.launch_info import LaunchInfo, master_address
+from paragan.comm.launch_info import SECRET_ENV, LaunchInfo, master_address
 from paragan.comm.lost_ranks import raise_if_lost
 from paragan.comm.process_group import POLL_S, CommunicationError, Store, c10d
 from paragan.comm.sockets import CONNECT_TIMEOUT_S, SocketId, is_connected, open_sockets, set_recv_timeout
@@ -25,7 +25,6 @@ from paragan.core.errors import InterruptedBeforeStart, UsageError
 WAIT_NOTICE_S = 10.0  # after which a process says for whom it waits
 GREETING_TIMEOUT_S = 0.1  # how long to listen for words of a process at the port: torch's store does not speak first
 PORT_ADVICE = "Use another MASTER_PORT"
-SECRET_ENV = "PARAGAN_SECRET"  # begins the keys of a run in the store; `--ranks` sets it
 
 
 def has_agent_store(env: Mapping[str, str]) -> bool:

@@ -19,6 +19,11 @@ class Traffic:
         return Traffic(self.sent_bytes + other.sent_bytes, self.messages + other.messages)
 
 
+def mean_traffic(once: Traffic, period: int) -> Traffic:
+    """Return the mean over `period` steps of what is sent once in them."""
+    return Traffic(round(once.sent_bytes / period), round(once.messages / period))
+
+
 def ring_all_reduce(nbytes: int, size: int) -> Traffic:
     """Return what a sum of `nbytes` over `size` ranks costs: 2 (size - 1) pieces of 1/size (Patarasuk & Yuan 2009)."""
     return Traffic(2 * (size - 1) * nbytes // size, 2 * (size - 1))

@@ -23,7 +23,7 @@ import torch
 
 from paragan.comm.blocking_calls import call_with_timeout
 from paragan.comm.host_staging import staged_on_host
-from paragan.comm.launch_info import LaunchInfo, master_address
+from paragan.comm.launch_info import SECRET_ENV, LaunchInfo, master_address
 from paragan.comm.lost_ranks import raise_if_lost
 from paragan.comm.process_group import (
     POLL_S,
@@ -38,7 +38,7 @@ from paragan.comm.process_group import (
     describe_torch_error,
     new_gloo_group,
 )
-from paragan.comm.rendezvous import SECRET_ENV, WaitNotice, has_agent_store, rendezvous
+from paragan.comm.rendezvous import WaitNotice, has_agent_store, rendezvous
 from paragan.comm.sockets import (
     SocketId,
     block_new_connections,

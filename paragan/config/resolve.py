@@ -17,7 +17,7 @@ from paragan.core.errors import UsageError
 from paragan.core.rng import philox_generator
 from paragan.data.dataset import Dataset, load_data
 from paragan.data.records.decoder import RecordOptions
-from paragan.nets import Spec
+from paragan.nets import EDM, Spec
 from paragan.optim.optimizers import SGD, PlayerOptim, with_lr
 
 
@@ -78,6 +78,8 @@ def resolve(run: Run, dataset: Dataset) -> Run:
         UsageError: if fields do not fit the data.
     """
     spec = make_spec(run.data, dataset)
+    if isinstance(run.nets, EDM):
+        run = dataclasses.replace(run, nets=run.nets.for_spec(spec))
     has_labels = run.data.labels and dataset.labels is not None
     data = dataclasses.replace(
         run.data,

@@ -27,6 +27,7 @@ from paragan.core.schema import config_class, from_dict, name_shorthand, to_dict
 from paragan.game.ema import EMAConfig
 from paragan.losses.adversarial import Adversarial
 from paragan.nets import DCGAN
+from paragan.nets.feature_discriminator import FeatureOptions
 from paragan.optim.optimizers import DiscriminatorOptim, PlayerOptim, as_discriminator_optim
 from paragan.strategies.async_paragan import Async
 from paragan.strategies.auto import Auto, AutoChoice
@@ -55,6 +56,7 @@ class Run:
     objective      : the two losses
     g, d           : how each player learns
     d_steps        : steps of D in a round, for one of G
+    d_features     : feature maps of a frozen network that D sees
     ema            : the moving average of G's parameters
     strategy       : how ranks work together
     batch          : images of a step, over all ranks
@@ -65,7 +67,7 @@ class Run:
     kimg           : length, in thousands of real images that D sees
     seed           : of everything random
     init_from      : a run or model to take the initial weights from
-    distill_from   : a per-label run whose generators G also learns from (see `paragan merge`)
+    distill_from   : a per-label run whose generators G also learns from (see `paragan merge`), or a diffusion model
     distill_weight : the weight of the distance to their images in G's loss (0: not used)
     evaluation     : what is measured
     output         : what is written
@@ -85,6 +87,7 @@ class Run:
     g: PlayerOptim = PlayerOptim()
     d: Annotated[DiscriminatorOptim, BeforeValidator(as_discriminator_optim)] = DiscriminatorOptim()
     d_steps: PositiveInt = 1
+    d_features: FeatureOptions = FeatureOptions()
     ema: EMAConfig = EMAConfig()
     strategy: AnyStrategy = Sync()
     batch: PositiveInt = 64
@@ -119,6 +122,16 @@ class Run:
         starts = [*self.stages, (self.total_images, 0)]
         spans = ((min(b, self.total_images) - a, batch) for (a, batch), (b, _) in itertools.pairwise(starts))
         return sum(span // (batch * self.d_steps) for span, batch in spans if span > 0)
+
+    def images_after(self, rounds: int) -> int:
+        """Return how many real images D has seen after so many rounds."""
+        starts = [start for start, _ in self.stages]
+        images = 0
+        for (start, batch), end in itertools.zip_longest(self.stages, starts[1:]):
+            stage_rounds = rounds if end is None else min(rounds, (end - start) // (batch * self.d_steps))
+            images += stage_rounds * batch * self.d_steps
+            rounds -= stage_rounds
+        return images
 
     def current_round_images(self, images: int) -> int:
         """Return the real images of the round that contains image number `images`."""
@@ -188,6 +201,8 @@ def may_change_on_resume(name: str) -> bool:
         "data.prefetch",
         "evaluation",
         "strategy.peer_timeout_s",
+        "strategy.shard_optimizer",
+        "strategy.min_ranks",
         "strategy.split",
         "strategy.minutes",
         "strategy.ranks_per_label",

@@ -21,6 +21,8 @@ from paragan.core.schema import from_dict, name_shorthand, or_user_class
 from paragan.core.types import Batch, DiscriminatorFn, Loss
 from paragan.game.game import ConditioningFn
 from paragan.losses.adversarial import Adversarial
+from paragan.losses.denoising import Denoising
+from paragan.losses.distribution_matching import DistributionMatching
 from paragan.losses.reconstruction import Reconstruction
 from paragan.nets import Nets, Spec
 
@@ -44,7 +46,7 @@ def name_objective(value: Any) -> Any:
 
 
 AnyObjective = Annotated[
-    Adversarial | Reconstruction,
+    Adversarial | Reconstruction | Denoising | DistributionMatching,
     Field(discriminator="name"),
     or_user_class(lambda objective: None, "second_order", "discriminator", "generator"),
     BeforeValidator(name_objective),
@@ -54,7 +56,7 @@ AnyObjective = Annotated[
 
 @dataclass(frozen=True)
 class UserObjective:
-    """An objective that has two losses, and maybe `replayed_fields`, `make_state` and `make_g_state`."""
+    """An objective that has two losses, and maybe `uses_fakes`, `replayed_fields`, `make_state` and `make_g_state`."""
 
     user_objective: Any
     latent_perturbation: float = 0.0
@@ -62,6 +64,10 @@ class UserObjective:
     @property
     def second_order(self) -> bool:
         return bool(self.user_objective.second_order)
+
+    @property
+    def uses_fakes(self) -> bool:
+        return bool(getattr(self.user_objective, "uses_fakes", True))
 
     @property
     def replayed_fields(self) -> tuple[str, ...]:

@@ -15,7 +15,10 @@ from paragan.core.errors import UsageError
 from paragan.data.open_source import SOURCE_FORMATS_HINT
 from paragan.losses.adversarial import Adversarial
 from paragan.losses.augment import ADA
+from paragan.losses.denoising import Denoising
+from paragan.losses.distribution_matching import DistributionMatching
 from paragan.losses.reconstruction import Reconstruction
+from paragan.nets import EDM
 from paragan.nets.spec import Spec
 
 
@@ -51,6 +54,8 @@ def validate(run: Run, ranks: int = 1) -> None:
             f"distill_from={run.distill_from}: is for one generator, and --strategy {run.strategy.name} has "
             "several. Leave one of them out."
         )
+    if isinstance(run.objective, DistributionMatching) and not run.distill_from:
+        raise UsageError(f"{run.recipe} needs --teacher MODEL: a run of `paragan train diffusion`")
     if not run.data.path:
         raise UsageError(f"{run.recipe} needs --data D: {SOURCE_FORMATS_HINT}, or the address of one")
 
@@ -85,6 +90,13 @@ def _check_player_optims(run: Run, ranks: int) -> None:
     strategy = run.per_label.per_label_strategy if run.per_label else run.strategy
     for section, player_optim in (("g", run.g), ("d", run.d)):
         player_optim.check(section)
+        optimizer = player_optim.optimizer
+        if strategy.shard_optimizer and not optimizer.elementwise:
+            raise UsageError(
+                f"{section}.optimizer={optimizer.name}: is not known to step every number by itself, and "
+                "strategy.shard_optimizer=true divides layers among ranks. Use "
+                f"--{section}.optimizer=adam, or --strategy.shard_optimizer=false"
+            )
         for i, group in enumerate(player_optim.groups):
             if ranks > 1 and strategy.replicas_drift and group.freeze_from_kimg is not None:
                 raise UsageError(
@@ -148,6 +160,8 @@ def check_objective(run: Run) -> None:
         objective.check()
     if run.d.is_late:
         _check_late_start(run)
+    if isinstance(run.nets, EDM) or isinstance(objective, Denoising | DistributionMatching):
+        _check_diffusion(run)
     if isinstance(objective, Reconstruction) and not hasattr(run.nets, "conditioning_input"):
         raise UsageError(
             f"objective=reconstruction: compares what G makes of real data with these, and --nets={run.nets.name} "
@@ -155,6 +169,12 @@ def check_objective(run: Run) -> None:
         )
     if not isinstance(objective, Adversarial):
         return
+    levels = getattr(run.nets, "stages", 1)
+    if levels != objective.noise_levels and not is_user_defined(run.nets):
+        raise UsageError(
+            f"objective.noise_levels={objective.noise_levels}: --nets={run.nets.name} makes {levels} images of "
+            f"a latent. Use objective.noise_levels={levels}"
+        )
     if objective.latent_perturbation and run.strategy.reuses_fakes:
         raise UsageError(
             f"objective.zcr={objective.zcr:g}: needs fakes of nearby latents, and with --strategy {run.strategy.name} "
@@ -176,6 +196,33 @@ def check_objective(run: Run) -> None:
         raise UsageError(
             f"objective.{objective.required_d_conditioning}: teaches D labels, and under --strategy "
             f"{run.strategy.name} each D sees one. Use objective.{objective.required_d_conditioning}=0"
+        )
+
+
+def _check_diffusion(run: Run) -> None:
+    """Raise UsageError if networks and objective of a diffusion model, or of its distillation, are not both of one."""
+    objective: Any = run.objective
+    nets: Any = run.nets
+    if not isinstance(nets, EDM) and not is_user_defined(nets):
+        raise UsageError(
+            f"objective={objective.name}: trains a denoiser, and --nets={nets.name} has none. Use --nets=edm"
+        )
+    if isinstance(objective, Denoising):
+        if not run.strategy.supports_late_start or run.strategy.step_period > 1:
+            raise UsageError(
+                f"--strategy={run.strategy.name}: trains two players, and objective=denoising has one. Use "
+                "--strategy=sync"
+            )
+        return
+    if not isinstance(objective, DistributionMatching):
+        raise UsageError(
+            f"--nets=edm: is a diffusion model, and objective={objective.name} is of two players. Use "
+            "--objective=denoising"
+        )
+    if nets.steps != 1 or nets.critic != "score":
+        raise UsageError(
+            f"nets.steps={nets.steps} nets.critic={nets.critic}: distillation trains a generator of one step. Use "
+            "--nets.steps=1 --nets.critic=score"
         )
 
 

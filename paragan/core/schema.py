@@ -294,7 +294,9 @@ def _list_fields(cls: Any, prefix: str, expanded: frozenset[Any] | None) -> list
         choices = _union_members(hints[f.name])
         if len(choices) > 1:
             default = "" if f.default is dataclasses.MISSING else _default_name(type(f.default))
-            rows.append(FieldInfo(name, " | ".join(tag for c in choices for tag in _names_of(c)), default, meaning))
+            names = [tag for choice in choices for tag in _names_of(choice)]
+            names += ["null"] if type(None) in typing.get_args(hints[f.name]) else []
+            rows.append(FieldInfo(name, " | ".join(names), default, meaning))
         is_repeat = expanded is not None and len(expanded) > 0 and expanded.issuperset(choices)
         expanded_below = None if expanded is None else expanded.union(choices)
         for choice in choices:
@@ -317,7 +319,8 @@ def _list_fields(cls: Any, prefix: str, expanded: frozenset[Any] | None) -> list
 
 def _union_members(hint: Any) -> list[Any]:
     """Return the dataclasses that a type hint admits."""
-    members = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    is_union = isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union
+    members = typing.get_args(hint) if is_union else (hint,)
     return [m for m in members if dataclasses.is_dataclass(m)]
 
 
@@ -328,6 +331,8 @@ def _record_in(hint: Any) -> Any:
 
 
 def _default_name(cls: Any) -> str:
+    if cls is type(None):
+        return "null"
     return next(str(f.default) for f in dataclasses.fields(cls) if f.name == "name")
 
 
@@ -419,7 +424,9 @@ def _describe_unknown_field(cls: Any, path: str, section: Any) -> str:
     owners = [field.values.partition("(of ")[2].partition(")")[0] for field in list_fields(cls) if field.name == path]
     if owners:
         selected = _default_name(section)
-        return f"there is no field {path} where {parent}={selected}: it is of {parent}={', '.join(owners)}"
+        return (
+            f"there is no field {path} where {parent}={selected}: it is of {parent}={', '.join(dict.fromkeys(owners))}"
+        )
     if parent.rpartition(".")[2].isdecimal():  # a record in a list
         return f"there is no field {path}{did_you_mean(last_part, [f.name for f in dataclasses.fields(section)])}"
     elsewhere = dict.fromkeys(field.name for field in list_fields(cls) if field.name.rpartition(".")[2] == last_part)

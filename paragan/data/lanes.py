@@ -111,6 +111,10 @@ class LaneLoader:
         self._next_position = self._position_after(self._next_position)
         return self.micro_batches
 
+    def reload(self, position: int) -> None:
+        """Set `micro_batches` to those of an earlier position, which other ranks may have had."""
+        self.micro_batches = [self.make_micro_batch(position, lanes) for lanes in self.lane_groups]
+
     def wait(self, timeout_s: float) -> bool:
         """Block, for each batch up to `timeout_s`, until the next position is ready. Returns True if it is.
 

@@ -45,3 +45,15 @@ class EMA:
     def update(self, params: Tensor, decay: float) -> None:
         """Move to `params` [total]. `decay` is the weight of the old average."""
         self.params.lerp_(params.to(self.params.dtype), 1 - decay)
+
+    def copy_to(self, params: Tensor) -> None:
+        """Write the average into `params` [total]."""
+        params.copy_(self.params)
+
+    def full_vector(self, is_receiver: bool = True) -> Tensor | None:
+        """Return the average [total]; None for ranks that do not want it."""
+        return self.params if is_receiver else None
+
+    def is_finite(self) -> bool:
+        """Return whether all its numbers are finite."""
+        return bool(self.params.isfinite().all())

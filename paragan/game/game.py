@@ -121,7 +121,10 @@ class Game:
             g_batch = replace(micro_batch, rng=replace(micro_batch.rng, per_lane=per_lane))
             self._seed_torch(g_batch, "G")
             with self.autocast():
-                fake = get_fakes(micro_batch) if get_fakes else self.generate(g_batch, "G")
+                if not self.objective.uses_fakes:
+                    fake = g_batch
+                else:
+                    fake = get_fakes(micro_batch) if get_fakes else self.generate(g_batch, "G")
                 on_fakes(fake, step)
                 weight = self.late_start.weight(self.g.images_before)
                 fake = replace(fake, generator=self.g.net, adversarial_weight=weight)

@@ -6,6 +6,7 @@ one epoch).
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 
 
@@ -19,6 +20,11 @@ class LateStart:
 
     images: int = 0
     warm_up_images: int = 0
+
+    @staticmethod
+    def never() -> LateStart:
+        """Return that of a game in which D does not train."""
+        return LateStart(images=sys.maxsize)
 
     def has_started(self, images: int) -> bool:
         """Return whether D trains in the round that begins after so many images."""

@@ -31,6 +31,11 @@ class Objective(Protocol):
         """The fields [N, ...] of G's output, beside the images, that D's loss uses: buffers of fakes hold them."""
         ...
 
+    @property
+    def uses_fakes(self) -> bool:
+        """Return whether the losses need fakes. If not, none are generated in G's turn."""
+        ...
+
     def discriminator(self, d: DiscriminatorFn, real: Batch, fake: Batch, step: int) -> Loss:
         """Return the loss of D."""
         ...

@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any, Protocol
 
-from torch import Tensor, nn
+from torch import nn
 
 from paragan.comm.flat_params import FlatParams
 
@@ -56,20 +56,27 @@ class GroupedParameters:
             first, *others = numbers
             yield owner, slice(self._flat.slices[first][0], ends[others[-1] if others else first])
 
+    @property
+    def spans(self) -> list[list[slice]]:
+        """Slices of the flat vector that belong to each group."""
+        return [[span for owner, span in self._spans if owner == i] for i in range(len(self._groups))]
+
     def for_optimizer(self, elementwise: bool) -> list[dict[str, Any]]:
         """Return the groups as torch's optimizers take them.
 
         Args:
             elementwise: parameters are contiguous slices of the flat vector; otherwise those of the network.
         """
-        members: list[list[nn.Parameter]] = [[] for _ in self._groups]
         if elementwise:
-            for owner, span in self._spans:
-                members[owner].append(as_parameter(self._flat.params[span], self._flat.grads[span]))
-        else:
-            for owner, p in zip(self._owners, self._flat.parameters):
-                members[owner].append(p)
-        return [{"params": part, **group.options} for part, group in zip(members, self._groups)]
+            return self.with_options([[as_parameter(self._flat, span) for span in spans] for spans in self.spans])
+        members: list[list[nn.Parameter]] = [[] for _ in self._groups]
+        for owner, p in zip(self._owners, self._flat.parameters):
+            members[owner].append(p)
+        return self.with_options(members)
+
+    def with_options(self, members: Sequence[Sequence[nn.Parameter]]) -> list[dict[str, Any]]:
+        """Return the groups with these parameters, as torch's optimizers take them."""
+        return [{"params": list(part), **group.options} for part, group in zip(members, self._groups)]
 
     @contextlib.contextmanager
     def freezing(self, images: int) -> Generator[None]:
@@ -83,8 +90,8 @@ class GroupedParameters:
             self._flat.params[span].copy_(params)
 
 
-def as_parameter(params: Tensor, grads: Tensor) -> nn.Parameter:
+def as_parameter(flat: FlatParams, span: slice) -> nn.Parameter:
     """Return a slice of the flat vectors as a parameter with its gradient."""
-    parameter = nn.Parameter(params)
-    parameter.grad = grads
+    parameter = nn.Parameter(flat.params[span])
+    parameter.grad = flat.grads[span]
     return parameter

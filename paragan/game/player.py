@@ -15,10 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from paragan.comm.flat_params import BUCKET_BYTES, FlatParams
+from paragan.comm.flat_shards import FlatShards
 from paragan.comm.process_group import Group, Work
 from paragan.game.ema import EMA, EMAConfig
 from paragan.game.gradient_clip import GradientClip
 from paragan.game.parameter_groups import GroupedParameters, ParameterGroup, as_parameter
+from paragan.game.sharded_state import ShardedEMA, ShardedState
 from paragan.game.synchronised_buffers import find_synchronised
 from paragan.game.trained_parameters import Optimizer, TrainedParameters
 from paragan.game.update_norm import UpdateNorm
@@ -53,6 +55,7 @@ class Player(TrainedParameters):
     groups            : groups of parameters in the optimizer (none: one group)
     weight_clip       : weights are clipped to [-weight_clip, weight_clip] after every step (None: not clipped)
     bucket_bytes      : the size of the buckets in which gradients are exchanged
+    fragments         : parts that buckets do not cross (comm/flat_params.py)
     track_update_norm : whether `update_norm` measures the size of updates
     """
 
@@ -71,6 +74,7 @@ class Player(TrainedParameters):
         groups: Sequence[ParameterGroup] = (),
         weight_clip: float | None = None,
         bucket_bytes: int = BUCKET_BYTES,
+        fragments: int = 1,
         track_update_norm: bool = False,
     ):
         self.name = name
@@ -78,12 +82,15 @@ class Player(TrainedParameters):
         self.lr_factor = lr_factor
         self.pre_step = pre_step
         self.weight_clip = weight_clip
-        self.flat = FlatParams.from_network(net, bucket_bytes, player_name=name)
+        self.flat = FlatParams.from_network(net, bucket_bytes, player_name=name, fragments=fragments)
         self._grouped = GroupedParameters(net, self.flat, groups) if groups else None
         if self._grouped:
             parameters = self._grouped.for_optimizer(elementwise)
         else:
-            parameters = [as_parameter(self.flat.params, self.flat.grads)] if elementwise else self.flat.parameters
+            parameters = [as_parameter(self.flat, self._full_span)] if elementwise else self.flat.parameters
+        self._make_optimizer = optimizer
+        self._elementwise = elementwise
+        self.sharded: ShardedState | None = None  # the state of the optimizer, if each rank keeps a part
         super().__init__((self.flat,), optimizer(parameters), has_average=ema is not None)
         self.ema_config = ema
         self.gradient_clip = None if max_norm is None else GradientClip(self.flat.grads, max_norm)
@@ -99,6 +106,34 @@ class Player(TrainedParameters):
         self.moments = self._flatten_moments(lane_batch)
         self._moments_work: Work | None = None
         net.requires_grad_(False)
+
+    @property
+    def number(self) -> int:
+        """0: G, 1: D."""
+        return int(self.name == "D")
+
+    @property
+    def _full_span(self) -> slice:
+        return slice(0, len(self.flat.params))
+
+    def shard(self, group: Group) -> None:
+        """Keep the optimizer state and the average of this rank's part of the parameters only.
+
+        Args:
+            group: whose exchange is a `ReduceScatter`. From now on its ranks step, save and use the average together.
+        """
+        assert self._elementwise
+        assert not self.sharded
+        shards = FlatShards(self.flat, group)
+        spans = self._grouped.spans if self._grouped else [[self._full_span]]
+        self.sharded = ShardedState(shards, spans, group.with_meter(self.meter))
+        owned = self.sharded.parameters()
+        optimizer = self._make_optimizer(self._grouped.with_options(owned) if self._grouped else owned[0])
+        self.sharded.take_state(optimizer, self.optimizer)
+        self.optimizer = optimizer
+        self.averages = tuple(ShardedEMA(average, shards) for average in self.averages)
+        if self.gradient_clip:
+            self.gradient_clip.group = self.sharded.step_group
 
     @property
     def _counting_layers(self) -> list[BatchCoupled]:
@@ -151,6 +186,14 @@ class Player(TrainedParameters):
         if self.moments.numel():
             self._moments_work = team.all_reduce_sum(self.moments)
 
+    def drop_round(self) -> None:
+        """Drop what a round that broke off has begun. Parameters and buffers that it has changed stay."""
+        self.abort_exchange()
+        self._moments_work = None
+        self.moments.zero_()
+        if self.gradient_clip:
+            self.gradient_clip.pop_norms()
+
     def prepare_step(self, total_images: int, new_images: int = 0) -> None:
         """Set the learning rate and call `pre_step`, while all replicas are still equal.
 
@@ -185,11 +228,16 @@ class Player(TrainedParameters):
             self.update_average(self.ema_config.decay(total_images, new_images))
 
     def _update(self) -> None:
-        """Clip the gradient, and take the step of the optimizer."""
+        """Clip the gradient, and take the step of the optimizer; gather the parameters if it is sharded."""
         if self.gradient_clip:
             self.gradient_clip.clip()
         with self.update_norm.measuring_step() if self.update_norm else contextlib.nullcontext():
-            self.optimizer.step()
+            self._step_optimizer()
+            if self.sharded:
+                self.sharded.gather_params()
+
+    def _step_optimizer(self) -> None:
+        self.optimizer.step()
 
 
 def _dtype_of_sums(flat: FlatParams) -> torch.dtype:

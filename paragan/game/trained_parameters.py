@@ -100,11 +100,11 @@ class TrainedParameters:
 
     @contextlib.contextmanager
     def using_ema(self) -> Generator[None]:
-        """Put the average in place of the parameters inside this context."""
+        """Put the average in place of the parameters inside this context. A sharded one is gathered by all ranks."""
         saved = [flat.params.clone() for flat in self.flats]
-        for flat, average in zip(self.flats, self.averages):
-            flat.params.copy_(average.params)
         try:
+            for flat, average in zip(self.flats, self.averages):
+                average.copy_to(flat.params)
             yield
         finally:
             for flat, params in zip(self.flats, saved):

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from paragan.comm.bucket import Exchange
-from paragan.comm.exchange import for_later_turns
+from paragan.comm.outer_optimizer import for_later_turns
 from paragan.comm.process_group import Group
 from paragan.core.backends import ContextManager
 from paragan.core.devices import BACKENDS, backend_of

@@ -17,12 +17,15 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import cached
 
 from paragan.core.errors import UsageError
+from paragan.core.running_mean import RunningMean
 from paragan.core.schema import config_class
 from paragan.core.types import Batch, DiscriminatorFn, DiscriminatorOutput, Loss, run_discriminator
 from paragan.losses.augment import ADA, Augment, NoAugment
 from paragan.losses.class_losses import classification_loss, contrastive_loss
 from paragan.losses.consistency import augmentation_consistency, latent_consistency, latent_diversity
 from paragan.losses.gan_losses import GAN_LOSSES
+from paragan.losses.noise_levels import add_noise_by_level
+from paragan.losses.path_length import check_generator, path_length_penalty
 from paragan.losses.penalties import (
     centering_penalty,
     finite_difference_penalty,
@@ -31,7 +34,7 @@ from paragan.losses.penalties import (
     lecam_penalty,
     orthogonal_penalty,
 )
-from paragan.losses.running_state import AugmentProbability, LeCamEMA, ObjectiveState, state_of
+from paragan.losses.running_state import AugmentProbability, LeCamEMA, ObjectiveState, state_of, state_of_generator
 
 Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 StepInterval = Annotated[int, Field(ge=1)]
@@ -54,6 +57,9 @@ class Adversarial:
     center           : weight of E(D(x) + D(G(z)))^2, which keeps the logits around 0
     gp               : lambda; adds lambda E(|grad D| - 1)^2 between reals and fakes
     clip             : c; after every step of D its weights are clamped to [-c, c] (Arjovsky et al. 2017)
+    path_length      : weight of path length regularization of G, which needs styles (StyleGAN2: 2)
+    path_length_every : add it every so many steps of G, multiplied by it
+    path_length_decay : decay of the mean path length per step in which it is added
     lecam            : weight of LeCam: keeps D's logits on each side near the running mean of the other side
     lecam_decay      : decay of these means per step
     cr               : weight of consistency of D under flips and shifts, on reals
@@ -66,6 +72,9 @@ class Adversarial:
     classifier       : weight of the cross entropy of D's classifier: for D on reals and fakes, for G on its fakes
     contrastive      : weight of the 2C loss on D's embeddings: for D on reals, for G on its fakes
     temperature      : of the 2C loss
+    noise_levels     : K above 1: D sees each image K times, with more and more noise towards the first. G returns as
+                       many images in training (nets=gat)
+    least_signal     : the factor on the first of these images; that on the last is 1
     augment          : augmentation of the images that D gets: none, diffaugment or ada
     """
 
@@ -79,6 +88,9 @@ class Adversarial:
     center: Weight = 0.0
     gp: Weight = 0.0
     clip: Weight = 0.0
+    path_length: Weight = 0.0
+    path_length_every: StepInterval = 4
+    path_length_decay: Annotated[float, Field(ge=0, lt=1)] = 0.99
     lecam: Weight = 0.0
     lecam_decay: Annotated[float, Field(ge=0, lt=1)] = 0.99
     cr: Weight = 0.0
@@ -91,6 +103,8 @@ class Adversarial:
     classifier: Weight = 0.0
     contrastive: Weight = 0.0
     temperature: PositiveNumber = 1.0
+    noise_levels: Annotated[int, Field(ge=1)] = 1
+    least_signal: Annotated[float, Field(gt=0, lt=1)] = 0.125
     augment: Augment = NoAugment()
     name: Literal["adversarial"] = "adversarial"
 
@@ -105,9 +119,11 @@ class Adversarial:
     def _is_exact(self) -> bool:
         return self.r1_r2_method == "exact"
 
-    def penalties_due(self, step: int) -> tuple[bool, bool]:
-        """Return whether R1, and whether R2, is due in a step. Steps with equal values run the same computation."""
-        return self.r1 > 0 and step % self.r1_every == 0, self.r2 > 0 and step % self.r2_every == 0
+    def penalties_due(self, step: int) -> tuple[bool, bool, bool]:
+        """Return which of R1, R2 and path length are due in a step. Steps with equal values compute the same."""
+        intervals = ((self.r1, self.r1_every), (self.r2, self.r2_every), (self.path_length, self.path_length_every))
+        r1, r2, path_length = (weight > 0 and step % every == 0 for weight, every in intervals)
+        return r1, r2, path_length
 
     @property
     def latent_perturbation(self) -> float:
@@ -116,8 +132,8 @@ class Adversarial:
 
     @property
     def replayed_fields(self) -> tuple[str, ...]:
-        """The fields of G's output, beside the images, that D's loss uses: none."""
-        return ()
+        """The fields of G's output, beside the images, that D's loss uses."""
+        return ("levels",) if self.noise_levels > 1 else ()
 
     @property
     def required_d_conditioning(self) -> str:
@@ -125,6 +141,11 @@ class Adversarial:
         if self.classifier:
             return "classifier"
         return "contrastive" if self.contrastive else ""
+
+    @property
+    def uses_fakes(self) -> bool:
+        """Return True: the losses need fakes."""
+        return True
 
     @property
     def is_paired(self) -> bool:
@@ -147,6 +168,11 @@ class Adversarial:
                 f"objective.classifier={self.classifier:g}: D has one head, and objective.contrastive="
                 f"{self.contrastive:g} needs another. Set one of them to 0"
             )
+        if self.noise_levels > 1 and (self.zcr or self.zcr_g):
+            raise UsageError(
+                f"objective.noise_levels={self.noise_levels}: D sees several images of each fake, and objective.zcr "
+                "makes one of a nearby latent. Use objective.zcr=0 and objective.zcr_g=0"
+            )
         if isinstance(self.augment, ADA) and not GAN_LOSSES[self.loss].is_signed:
             raise UsageError(
                 f"objective.augment=ada: needs a loss for which the sign of D's logits tells reals from fakes, and "
@@ -168,6 +194,17 @@ class Adversarial:
             AugmentProbability(ada.target, step_images / (1000 * ada.kimg)) if ada else None,
         )
 
+    def make_g_state(self, g: nn.Module) -> nn.Module | None:
+        """Return the initial state of this objective that belongs to G, for `attach_state`; None if it needs none.
+
+        Raises:
+            UsageError: G has no styles, which the path length needs.
+        """
+        if not self.path_length:
+            return None
+        check_generator(g)
+        return RunningMean(self.path_length_decay)
+
     # the two losses -------------------------------------------------------------------------------------
 
     def discriminator(
@@ -183,7 +220,7 @@ class Adversarial:
             concat_real_fake: Run D once on reals and fakes together. Ignored in steps with exact R1 or R2, which need
                 the gradient of one part alone.
         """
-        r1, r2 = self.penalties_due(step)
+        r1, r2, _ = self.penalties_due(step)
         real = self._augmented(d, real, "D/real")
         fake = self._augmented(d, fake, "D/fake")
         if r1 and self._is_exact:
@@ -228,7 +265,13 @@ class Adversarial:
         terms = list(self._class_terms("G", on_fake, fake)) if self.required_d_conditioning else []
         if self.zcr_g:
             terms.append(("G/zcr", -self.zcr_g, latent_diversity(fake)))
-        return _add_terms(on_fake.mean(GAN_LOSSES[self.loss].g(on_real, on_fake.logits)), terms, {})
+        parts: dict[str, Tensor] = {}
+        if self.penalties_due(step)[2]:
+            mean = state_of_generator(fake.generator, "objective.path_length")
+            assert isinstance(mean, RunningMean)
+            value, parts["G/mean_path_length"] = path_length_penalty(fake, mean)
+            terms.append(("G/path_length", self.path_length * self.path_length_every, value))
+        return _add_terms(on_fake.mean(GAN_LOSSES[self.loss].g(on_real, on_fake.logits)), terms, parts)
 
     @torch.no_grad()
     def _real_logits(self, d: DiscriminatorFn, real: Batch) -> Tensor:
@@ -244,17 +287,27 @@ class Adversarial:
         return Loss(weight * value, {f"{player}/orthogonal": value.detach()})
 
     def _augmented(self, d: DiscriminatorFn, batch: Batch, stream: str) -> Batch:
-        """Return the batch with augmented images. Perturbed fakes get the same augmentation as their originals."""
-        if isinstance(self.augment, NoAugment):
-            return batch
-        p = None
-        if isinstance(self.augment, ADA):
-            p = _augment_probability(d).p
-        images = self.augment(batch.images, batch.rng, f"augment/{stream}", p)
-        perturbed = batch.perturbed
-        if perturbed is not None:
-            perturbed = self.augment(perturbed, batch.rng, f"augment/{stream}", p)
-        return dataclasses.replace(batch, images=images, perturbed=perturbed)
+        """Return the batch as D sees it: augmented, and with noise if there are levels.
+
+        Perturbed fakes get the same augmentation as their originals, and so do the images of all levels.
+        """
+        p = _augment_probability(d).p if isinstance(self.augment, ADA) else None
+
+        def augment(x: Tensor) -> Tensor:
+            if isinstance(self.augment, NoAugment):
+                return x
+            return self.augment(x, batch.rng, f"augment/{stream}", p)
+
+        if self.noise_levels > 1:
+            levels = batch.fields.get("levels")  # of fakes
+            if levels is None:
+                levels = augment(batch.images)[:, None].expand(-1, self.noise_levels, -1, -1, -1)
+            else:
+                levels = torch.stack([augment(x) for x in levels.unbind(1)], 1)
+            images = add_noise_by_level(levels, self.least_signal, batch.rng, f"levels/{stream}")
+            return dataclasses.replace(batch, images=images)
+        perturbed = None if batch.perturbed is None else augment(batch.perturbed)
+        return dataclasses.replace(batch, images=augment(batch.images), perturbed=perturbed)
 
     def _consistency_terms(
         self, d: DiscriminatorFn, real: Batch, fake: Batch, on_real: DiscriminatorOutput, on_fake: DiscriminatorOutput
@@ -300,6 +353,10 @@ class ObjectiveWrapper:
     @property
     def second_order(self) -> bool:
         return self.inner.second_order
+
+    @property
+    def uses_fakes(self) -> bool:
+        return self.inner.uses_fakes
 
     @property
     def latent_perturbation(self) -> float:

@@ -7,7 +7,6 @@ weights of the configuration: distances of the images, features of D (feature ma
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
@@ -17,10 +16,10 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import cached
 
 from paragan.core.errors import UsageError
+from paragan.core.frozen_features import frozen_maps, make_frozen
 from paragan.core.schema import config_class
 from paragan.core.spectrograms import MelConfig, log_mel
 from paragan.core.types import Batch, DiscriminatorFn, DiscriminatorOutput, Loss, run_discriminator
-from paragan.core.user_imports import import_attribute
 from paragan.losses.adversarial import Adversarial, Weight
 from paragan.losses.gradient_weights import AdaptiveWeight, Balancer
 from paragan.losses.running_state import ObjectiveState, state_of_generator
@@ -87,13 +86,14 @@ class Reconstruction:
                 "round. Set both, such as --objective.perceptual=1 --objective.perceptual_features=mine:features"
             )
         if self.perceptual_features:
-            _make_features(self.perceptual_features)
+            make_frozen("objective.perceptual_features", self.perceptual_features)
         if not any((self.l1, self.l2, self.perceptual, self.mel)):
             raise UsageError("objective.l1=0: no distance to the data is left. Use --objective.l1=1")
         unsupported = {
             "zcr": self.adversarial.latent_perturbation,
             "classifier": self.adversarial.classifier,
             "contrastive": self.adversarial.contrastive,
+            "path_length": self.adversarial.path_length,
             "orthogonal": self.adversarial.orthogonal + self.adversarial.d_orthogonal,
         }
         for field, value in unsupported.items():
@@ -198,14 +198,7 @@ class Reconstruction:
 
     def _perceptual_maps(self, images: Tensor) -> Sequence[Tensor]:
         """Return the feature maps of images."""
-        maps = load_features(self.perceptual_features, images.device)(images)
-        is_list = isinstance(maps, list | tuple) and len(maps) > 0
-        if not is_list or not all(isinstance(m, Tensor) and len(m) == len(images) for m in maps):
-            raise UsageError(
-                f"objective.perceptual_features={self.perceptual_features}: the network returned "
-                f"{type(maps).__name__}. Let it return a list of feature maps [N, ...]"
-            )
-        return maps
+        return frozen_maps("objective.perceptual_features", self.perceptual_features, images)
 
     def _mel_distance(self, waves: Tensor, target: Tensor) -> Tensor:
         """Return the mean absolute difference of the logarithmic mel spectrograms of waves [N, 1, T]."""
@@ -238,7 +231,7 @@ class Reconstruction:
         ramp = fake.adversarial_weight
         if self.weighting == "balanced":
             factors = dict.fromkeys(adversarial, ramp)
-            return state_of_generator(fake.generator)(
+            return state_of_generator(fake.generator, "objective.weighting")(
                 fake.images, {name: x for name, (_, x) in terms.items()}, factors
             ), parts
         distance = _weighted_sum(reconstruction)
@@ -246,7 +239,7 @@ class Reconstruction:
             return distance, parts
         if self.weighting == "fixed":
             return distance + ramp * _weighted_sum(adversarial), parts
-        state: Any = state_of_generator(fake.generator)
+        state: Any = state_of_generator(fake.generator, "objective.weighting")
         parts["G/adaptive_weight"] = state.weight.clone()
         # the ratio follows the size of what it multiplies, so the constant weight comes after it
         relative = {name: (weight / self.adversarial_weight, value) for name, (weight, value) in adversarial.items()}
@@ -283,34 +276,3 @@ def feature_distance(a: Any, b: Any) -> Tensor:
     """
     distances = [(x.float() - y.detach().float()).abs().mean() for x, y in zip(a, b, strict=True)]
     return torch.stack(distances).sum()
-
-
-@functools.cache
-def load_features(name: str, device: torch.device) -> nn.Module:
-    """Return the frozen network that `module:callable` makes, on a device.
-
-    Raises:
-        UsageError: it cannot be made.
-    """
-    return _make_features(name).to(device)
-
-
-@functools.cache
-def _make_features(name: str) -> nn.Module:
-    """Return the frozen network that `module:callable` makes.
-
-    Raises:
-        UsageError: it cannot be made.
-    """
-    try:
-        network = import_attribute(name)()
-    except (Exception, SystemExit) as error:  # importing a module may run any code
-        raise UsageError(
-            f"objective.perceptual_features={name}: {type(error).__name__}: {error}. Use module:callable, where the "
-            "callable returns an nn.Module, and start in the folder of the module"
-        ) from error
-    if not isinstance(network, nn.Module):
-        raise UsageError(
-            f"objective.perceptual_features={name}: returned {type(network).__name__}. Return an nn.Module"
-        )
-    return network.eval().requires_grad_(False)

@@ -137,12 +137,12 @@ def state_of(d: DiscriminatorFn) -> ObjectiveState:
     return state
 
 
-def state_of_generator(g: nn.Module | None) -> nn.Module:
-    """Return the state of the objective in a G. Raises `UsageError` if there is none."""
+def state_of_generator(g: nn.Module | None, field: str) -> nn.Module:
+    """Return the state of the objective in a G. Raises `UsageError`, which names a field, if there is none."""
     state = dict(g.named_children()).get(STATE_NAME) if g else None
     if state is None:
         raise UsageError(
-            "objective.weighting: G has no objective state. Use attach_state(objective.make_g_state(g), g), and fakes "
+            f"{field}: G has no objective state. Use attach_state(objective.make_g_state(g), g), and fakes "
             "with generator=g"
         )
     return state

@@ -26,7 +26,7 @@ from paragan.core.errors import RunError, UsageError
 from paragan.core.rng import philox_generator
 from paragan.core.types import primary_array
 from paragan.models.model import Model
-from paragan.models.sampler import PerLabelSampler, Sampler
+from paragan.models.sampler import PerLabelSampler, Sampler, has_styles
 
 GraphFormat = Literal["onnx", "torch-export"]
 SUFFIXES: dict[GraphFormat, str] = {"onnx": ".onnx", "torch-export": ".pt2"}
@@ -91,7 +91,7 @@ def _export(sampler: Sampler, classes: int, graph_format: GraphFormat, path: Pat
 
 
 class ExportedGenerator(nn.Module):
-    """The exported module: it takes and returns tensors only.
+    """The exported module: it takes and returns tensors only. The noise of a generator with styles is fixed.
 
     main_field : the field of G's output that D judges, if G returns a NamedTuple
     """
@@ -102,7 +102,10 @@ class ExportedGenerator(nn.Module):
         self.main_field = main_field
 
     def forward(self, z: Tensor, label: Tensor | None = None) -> Tensor:
-        return primary_array(self.g(z, label), self.main_field)
+        g: Any = self.g
+        if has_styles(g):
+            return g.from_styles(g.styles(z, label))
+        return primary_array(g(z, label), self.main_field)
 
 
 def frozen_copy(g: nn.Module) -> nn.Module:
@@ -184,7 +187,7 @@ def _require_onnx() -> None:
         import onnxruntime  # noqa: F401  # pyright: ignore
         import onnxscript  # noqa: F401  # pyright: ignore
     except ImportError as error:
-        raise UsageError(f"--format onnx needs {error.name}: pip install 'paragan[onnx]'") from error
+        raise UsageError(f"--format onnx needs {error.name}: pip install onnx onnxruntime onnxscript") from error
 
 
 def _load_onnx(path: Path) -> Callable[..., Tensor]:

@@ -1,6 +1,7 @@
 """Models on the Hugging Face hub: `HubModel(model).push_to_hub("user/name")`, `HubModel.from_pretrained("user/name")`.
 
-Needs the extra `paragan[hub]`. It pushes what `paragan export` writes, and downloads weights and configuration only.
+Needs huggingface_hub (the extra `hub`). It pushes what `paragan export` writes, and downloads weights and configuration
+only.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ try:
     from huggingface_hub import ModelHubMixin
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 except ImportError as missing:
-    raise UsageError("models on the Hugging Face hub need huggingface_hub: pip install 'paragan[hub]'") from missing
+    raise UsageError("models on the Hugging Face hub need huggingface_hub: pip install huggingface_hub") from missing
 
 DOWNLOAD_PATTERNS = ["*.safetensors", "config.json", "*/config.json"]
 

@@ -43,12 +43,19 @@ def sample_interpolated(
     """
     z = copy_to_device(z.contiguous(), sampler.device)
     if label_pair is None:
-        return sampler.to_output(sampler.generate(z, None)).cpu()
+        return _render(sampler, z, None)
     a, b = (torch.full((len(z),), label, device=sampler.device) for label in label_pair)
     if label_pair[0] == label_pair[1]:
-        return sampler.to_output(sampler.generate(z, a)).cpu()
+        return _render(sampler, z, a)
     with blended_labels(sampler, b, copy_to_device(torch.as_tensor(weight), sampler.device).expand(len(z))):
-        return sampler.to_output(sampler.generate(z, a)).cpu()
+        return _render(sampler, z, a)
+
+
+def _render(sampler: Sampler, z: Tensor, labels: Tensor | None) -> Tensor:
+    """Return the images of latents; of a generator with styles with the same noise, which would flicker."""
+    g: Any = sampler.g
+    output = g.from_styles(g.styles(z, labels)) if sampler.has_styles else sampler.generate(z, labels)
+    return sampler.to_output(output).cpu()
 
 
 @contextlib.contextmanager

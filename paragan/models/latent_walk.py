@@ -15,6 +15,7 @@ from paragan.core.errors import UsageError
 from paragan.models.interpolation import sample_interpolated, slerp
 from paragan.models.model import Model
 from paragan.models.sampler import PerLabelSampler, Sampler
+from paragan.models.style_space import walk_styles
 
 
 def walk(
@@ -28,7 +29,7 @@ def walk(
     """Return the frames of a loop through `stops` samples, uint8 [stops * frames_per_stop, H, W, C].
 
     Stop i is sample i of `model.sample` with the same seed. Label embeddings are interpolated; a per-label model
-    changes the generator halfway between two stops.
+    changes the generator halfway between two stops. Of a model with styles, styles are interpolated (style_space.py).
 
     Raises:
         UsageError: the generator takes data, or makes numbers.
@@ -37,8 +38,11 @@ def walk(
     first = sampler.for_label(0) if isinstance(sampler, PerLabelSampler) else sampler
     if not first.uses_latents or model.spec.array_shape:
         raise UsageError("walk: needs a model that makes images from latents, not from data, and not numbers")
-    z = first.source(range(stops), seed, truncation)
     y = model.labels(stops, labels, seed)
+    if isinstance(sampler, Sampler) and sampler.has_styles:
+        latents = sampler.source(range(stops), seed, 1.0)
+        return walk_styles(sampler, latents, y, frames_per_stop, truncation).permute(0, 2, 3, 1).numpy()
+    z = first.source(range(stops), seed, truncation)
     t = torch.arange(frames_per_stop) / frames_per_stop
     frames: list[np.ndarray] = []
     for stop in range(stops):

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -133,31 +134,41 @@ class Sampler:
     ) -> Tensor:
         """Return samples on the CPU, uint8 [n, C, H, W]; of a model of numbers float32 [n, ...].
 
-        labels: int64 [n], or None for an unconditional generator. truncation: see `sample_latent`.
+        labels: int64 [n], or None for an unconditional generator. truncation: of the styles of a generator that has
+        some, towards their mean; else of latents, see `sample_latent`.
         """
         batches: list[Tensor] = []
+        of_styles = truncation if self.has_styles else 1.0
         for start in range(0, len(indices), self.batch_size):
             rows = slice(start, start + self.batch_size)
-            z = self.source(indices[rows], seed, truncation)
+            z = self.source(indices[rows], seed, 1.0 if self.has_styles else truncation)
             y = None if labels is None else torch.from_numpy(np.asarray(labels[rows], np.int64))
-            batches += self._run(z, y)
+            batches += self._run(z, y, of_styles)
         return torch.cat(batches)
 
-    def generate(self, z: Tensor, labels: Tensor | None) -> Tensor:
+    @property
+    def has_styles(self) -> bool:
+        """Whether G maps latents to styles first (StyleGAN2)."""
+        return has_styles(self.g)
+
+    def generate(self, z: Tensor, labels: Tensor | None, style_truncation: float = 1.0) -> Tensor:
         """Return the array that D judges of the output of G, [n, ...], on the device."""
+        if style_truncation != 1:
+            g: Any = self.g
+            return g.from_styles(g.mapping.truncate(g.styles(z, labels), style_truncation), z)
         return primary_array(self.g(z, labels), self.main_field)
 
-    def _run(self, z: Tensor, y: Tensor | None) -> list[Tensor]:
+    def _run(self, z: Tensor, y: Tensor | None, style_truncation: float) -> list[Tensor]:
         """Return the outputs of G on the host; in smaller batches where the device has too little memory."""
         try:
             labels = None if y is None else copy_to_device(y, self.device)
-            return [self.to_output(self.generate(copy_to_device(z, self.device), labels)).cpu()]
+            return [self.to_output(self.generate(copy_to_device(z, self.device), labels, style_truncation)).cpu()]
         except torch.OutOfMemoryError:
             if len(z) == 1:
                 raise
         half = len(z) // 2
         first, second = (None, None) if y is None else (y[:half], y[half:])
-        return self._run(z[:half], first) + self._run(z[half:], second)
+        return self._run(z[:half], first, style_truncation) + self._run(z[half:], second, style_truncation)
 
 
 @dataclass
@@ -209,6 +220,11 @@ class PerLabelSampler:
                 self._cached_samplers.popitem(last=False)
         self._cached_samplers.move_to_end(label)
         return self._cached_samplers[label]
+
+
+def has_styles(g: nn.Module) -> bool:
+    """Return whether a generator maps latents to styles first: it has `styles`, `from_styles` and `mapping`."""
+    return hasattr(g, "from_styles")
 
 
 def module_bytes(net: nn.Module) -> int:

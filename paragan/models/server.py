@@ -1,4 +1,4 @@
-"""`paragan serve`: a web page to sample from a model. Needs the extra `paragan[web]` (Flask).
+"""`paragan serve`: a web page to sample from a model. Needs Flask (the extra `web`).
 
     GET /                    the page: labels, truncation, seed, interpolation
     GET /api/model           a description of the model, JSON
@@ -42,7 +42,7 @@ def create_app(model: Model, trusted_hosts: Sequence[str] | None = None) -> Any:
     try:
         import flask
     except ImportError as error:
-        raise UsageError("paragan serve needs Flask: pip install 'paragan[web]'") from error
+        raise UsageError("paragan serve needs Flask: pip install flask") from error
     app = flask.Flask(__name__, template_folder=".")
     app.config["TRUSTED_HOSTS"] = trusted_hosts
     info = _model_info(model)

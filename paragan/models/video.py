@@ -1,4 +1,4 @@
-"""Write frames as a video: .gif, .webp, or .mp4 with the extra `paragan[video]`."""
+"""Write frames as a video: .gif, .webp, or .mp4 with imageio-ffmpeg (the extra `video`)."""
 
 from __future__ import annotations
 
@@ -71,6 +71,6 @@ def _require_ffmpeg() -> Any:
         import imageio_ffmpeg
     except ImportError as error:
         raise UsageError(
-            "--video: an .mp4 needs imageio-ffmpeg. Use pip install 'paragan[video]', or a .gif or .webp"
+            "--video: an .mp4 needs imageio-ffmpeg. Use pip install imageio-ffmpeg, or a .gif or .webp"
         ) from error
     return imageio_ffmpeg

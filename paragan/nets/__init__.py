@@ -13,22 +13,39 @@ from paragan.nets.biggan import BigGAN
 from paragan.nets.biggan_deep import BigGANDeep
 from paragan.nets.contragan import ContraGAN
 from paragan.nets.dcgan import DCGAN
+from paragan.nets.edm import EDM
+from paragan.nets.gat import GAT
 from paragan.nets.r3gan import R3GAN
 from paragan.nets.sagan import SAGAN
 from paragan.nets.sngan import SNGAN
 from paragan.nets.spec import Spec
+from paragan.nets.stylegan2 import StyleGAN2
 from paragan.nets.super_resolution import SuperResolution
 from paragan.nets.vocoder import HiFiGAN
 from paragan.nets.vq_autoencoder import VQAutoencoder
 
 Nets = Annotated[
-    DCGAN | SNGAN | SAGAN | BigGAN | BigGANDeep | ContraGAN | R3GAN | VQAutoencoder | HiFiGAN | SuperResolution,
+    DCGAN
+    | SNGAN
+    | SAGAN
+    | BigGAN
+    | BigGANDeep
+    | ContraGAN
+    | R3GAN
+    | StyleGAN2
+    | GAT
+    | EDM
+    | VQAutoencoder
+    | HiFiGAN
+    | SuperResolution,
     Field(discriminator="name"),
     name_shorthand,
 ]
 
 __all__ = [
     "DCGAN",
+    "EDM",
+    "GAT",
     "R3GAN",
     "SAGAN",
     "SNGAN",
@@ -38,6 +55,7 @@ __all__ = [
     "HiFiGAN",
     "Nets",
     "Spec",
+    "StyleGAN2",
     "SuperResolution",
     "VQAutoencoder",
 ]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from paragan.comm.traffic import Traffic, ring_all_reduce
+from paragan.comm.traffic import Traffic, mean_traffic, ring_all_reduce
 from paragan.core.types import primary_array
 from paragan.game.game import Game
 from paragan.game.player import Player
@@ -27,7 +27,8 @@ class RunCost:
 
     num_parameters : of G, of D
     round_flops    : of one round; a multiplication and an addition count as two operations
-    state_bytes    : on every rank: parameters, gradients, two Adam moments, the average of G
+    state_bytes    : on a rank: parameters, gradients, two Adam moments, the average of G; of the latter three its part,
+                     if they are sharded
     peak_bytes     : largest memory of a rank during a round: state, activations, batch
     traffic        : what one rank sends in one round, by a description of the rank
     """
@@ -75,13 +76,19 @@ def estimate_run_cost(
         round_flops: of one round over all ranks.
         peak_bytes: of a rank.
     """
-    state = sum(4 * p.flat.params.nbytes for p in game.players) + game.g.flat.params.nbytes
+    state = sum(_state_bytes(player, has_average=player is game.g) for player in game.players)
     traffic: dict[str, Traffic] = {}
     for role in roles:
         sender = f"a rank of {role.trained_players[0].name}" if role.is_split else "each rank"
         traffic[sender] = role_traffic(role, game)
     counts = tuple(sum(p.numel() for p in player.flat.parameters) for player in game.players)
     return RunCost(rounds, (counts[0], counts[1]), round_flops, state, peak_bytes, traffic)
+
+
+def _state_bytes(player: Player, has_average: bool) -> int:
+    ranks = player.sharded.step_group.size if player.sharded else 1
+    nbytes = player.flat.params.nbytes
+    return 2 * nbytes + (2 + has_average) * nbytes // ranks
 
 
 def role_traffic(role: Role, game: Game) -> Traffic:
@@ -95,6 +102,8 @@ def player_traffic(role: Role, player: Player) -> Traffic:
     total = role.extra_traffic.get(player.name, Traffic())
     for turn in turns:
         total += player.flat.traffic(turn.exchange)
+        if player.gradient_clip:
+            total += mean_traffic(player.gradient_clip.traffic, turn.step_period)
         if player.moments.numel():
             total += ring_all_reduce(player.moments.nbytes, turn.team.size)
     return total

@@ -146,11 +146,14 @@ def _time_rounds(
         round_s,
         d_compute_share,
         bucket_bytes(strategy.wire, single_bucket=strategy.uses_single_bucket),
+        strategy.num_fragments,
     )
     role = strategy.role(game, world, lanes)
     micro_batches = [Batch(torch.zeros(len(role.share.lanes), 1), None, LaneRng(0, 0, role.share.lanes, 1))]
     for step in range(WARM_UP_ROUNDS):
         play_role_round(role, micro_batches, step)
+    if role.drain:
+        role.drain()
     times: list[float] = []
     sent_before = sum(p.meter.sent_bytes for p in game.players)
     kernel_before = _kernel_sent_bytes()
@@ -237,7 +240,9 @@ class _SleepingNet(nn.Module):
         return x
 
 
-def make_emulated_game(num_params: int, round_s: float, d_compute_share: float, max_bucket_bytes: int) -> Game:
+def make_emulated_game(
+    num_params: int, round_s: float, d_compute_share: float, max_bucket_bytes: int, fragments: int = 1
+) -> Game:
     """Make a game whose networks sleep instead of computing.
 
     In units of a forward pass, D's turn takes one of G and six of D (forward, and backward twice as long, on reals and
@@ -248,6 +253,7 @@ def make_emulated_game(num_params: int, round_s: float, d_compute_share: float, 
         round_s: seconds that one lane takes in a round.
         d_compute_share: D's part of it, from 0 to 1.
         max_bucket_bytes: of the flat vectors.
+        fragments: parts that buckets do not cross.
 
     Raises:
         UsageError: there are fewer than two parameters.
@@ -261,6 +267,7 @@ def make_emulated_game(num_params: int, round_s: float, d_compute_share: float, 
             _SleepingNet(size, forward_s),
             lambda parameters: torch.optim.SGD(parameters, lr=1e-9, foreach=False),
             bucket_bytes=max_bucket_bytes,
+            fragments=fragments,
         )
 
     g = make_player("G", num_params - num_params // 2, (1 - d_compute_share) * round_s / 4)

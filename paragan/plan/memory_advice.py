@@ -15,7 +15,7 @@ from paragan.core.devices import backend_of, release_memory
 from paragan.core.errors import DeviceOutOfMemory, UsageError
 from paragan.data.dataset import Dataset
 from paragan.plan.cost import format_bytes
-from paragan.plan.round_cost import blank_dataset, count_rank_lanes, estimate_round, largest_stage, play_one_round
+from paragan.plan.round_cost import blank_dataset, count_rank_lanes, estimate_round, largest_stage, play_rank_round
 from paragan.train.loop import play_round
 
 RESERVED_FRACTION = 0.05  # of the memory, for what is done between rounds
@@ -29,17 +29,18 @@ class PeakEstimates:
     Args:
         dataset: blank.
         rank_lanes: lanes of the rank.
+        ranks: of the run.
     """
 
-    def __init__(self, dataset: Dataset, rank_lanes: int):
-        self.dataset, self.rank_lanes = dataset, rank_lanes
+    def __init__(self, dataset: Dataset, rank_lanes: int, ranks: int):
+        self.dataset, self.rank_lanes, self.ranks = dataset, rank_lanes, ranks
         self._peaks: dict[tuple[int, int, int], int] = {}
 
     def __call__(self, run: Run) -> int:
         """Return the peak in bytes."""
         key = run.batch, run.g_batch, run.device.lanes_per_pass
         if key not in self._peaks:
-            self._peaks[key] = estimate_round(with_lanes(run, self.rank_lanes), self.dataset).peak_bytes
+            self._peaks[key] = estimate_round(with_lanes(run, self.rank_lanes), self.dataset, self.ranks).peak_bytes
         return self._peaks[key]
 
 
@@ -62,7 +63,7 @@ def explain_out_of_memory(
     rank_lanes = count_rank_lanes(largest, blank, world.size)
     memory = backend.memory_bytes(device)
     usable = (1 - RESERVED_FRACTION) * memory
-    peak_of = PeakEstimates(blank, rank_lanes)
+    peak_of = PeakEstimates(blank, rank_lanes, world.size)
     measured: dict[float, float] = {}  # estimated peak of a round -> its peak on the device
 
     def scaled_peak_of(candidate: Run) -> float:
@@ -74,7 +75,7 @@ def explain_out_of_memory(
         is_played = True
         try:
             with_teacher = dataclasses.replace(candidate, distill_from=run.distill_from)
-            play_round(play_one_round(with_lanes(with_teacher, rank_lanes), blank, World.solo(device)))
+            play_round(play_rank_round(with_teacher, blank, rank_lanes, world.size, device))
         except (RuntimeError, ValueError, UsageError):  # too little memory; or a batch that these networks do not take
             is_played = False
         release_memory(device)  # after the error, which holds the tensors of the round

@@ -6,10 +6,12 @@ import dataclasses
 from typing import Any
 
 import numpy as np
+import torch
 
 from paragan.comm.world import World
 from paragan.config.resolve import make_spec
 from paragan.config.run import Run, with_lanes
+from paragan.core.rng import CPU
 from paragan.data.dataset import Dataset
 from paragan.game.game import Game
 from paragan.plan.memory import RoundCost, estimate, fake_tensor_mode
@@ -17,6 +19,7 @@ from paragan.plan.predict.simulated_world import lone_world
 from paragan.strategies.base import Role
 from paragan.train.build import Networks, build_game, build_networks
 from paragan.train.loop import play_round
+from paragan.train.round_snapshot import RoundSnapshot
 from paragan.train.session import Session, build_session
 
 NUM_PLAYED_PASSES = 4  # of a round with many passes: the first three and the last
@@ -27,15 +30,20 @@ def build_tested_networks(run: Run, dataset: Dataset, world: World) -> Networks:
     return dataclasses.replace(build_networks(run, make_spec(run.data, dataset), world.device), is_user_defined=False)
 
 
-def estimate_round(run: Run, dataset: Dataset) -> RoundCost:
-    """Estimate what a round costs on one rank.
+def estimate_round(run: Run, dataset: Dataset, ranks: int = 1) -> RoundCost:
+    """Estimate what a round costs on one rank that has all lanes of the run.
 
     All passes of equally many lanes cost the same. Of many passes, the first three and the last are played, and the
     cost of one more is added for each of the others.
+
+    Args:
+        run: with the lanes of the rank only.
+        dataset: blank.
+        ranks: as in `play_rank_round`.
     """
 
     def estimate_lanes(lanes: int) -> RoundCost:
-        return estimate(lambda: play_one_round(with_lanes(run, lanes), dataset))
+        return estimate(lambda: play_rank_round(run, dataset, lanes, ranks))
 
     lanes_per_pass = run.device.lanes_per_pass or run.lanes
     num_skipped = run.lanes // lanes_per_pass - (NUM_PLAYED_PASSES - 1)
@@ -49,12 +57,35 @@ def estimate_round(run: Run, dataset: Dataset) -> RoundCost:
     )
 
 
-def play_one_round(run: Run, dataset: Dataset, world: World | None = None) -> Session:
-    """Build a session, in one process by default, play one round and return the session."""
+def play_one_round(
+    run: Run, dataset: Dataset, world: World | None = None, snapshot: RoundSnapshot | None = None
+) -> Session:
+    """Build a session, in one process by default, play one round as if others had come before, and return the session.
+
+    Args:
+        snapshot: that a rank keeps during the round.
+    """
     world = world or World.solo()
     session = build_session(run, world, dataset, build_tested_networks(run, dataset, world))
+    for player in session.game.players:
+        player.flat.grads.zero_()
+        player.optimizer.step()  # allocates the state of the optimizer, which every round but the first begins with
+    if snapshot:
+        snapshot.capture(session)
     play_round(session)
     return session
+
+
+def play_rank_round(run: Run, dataset: Dataset, lanes: int, ranks: int = 1, device: torch.device = CPU) -> Session:
+    """Build the session of a rank that has so many lanes, play one round and return the session.
+
+    Args:
+        ranks: that divide the states of optimizers among them, if the strategy does that.
+    """
+    snapshot = RoundSnapshot() if run.strategy.replays_broken_rounds and ranks > 1 else None
+    if not run.strategy.shard_optimizer or ranks == 1:
+        return play_one_round(with_lanes(run, lanes), dataset, World.solo(device), snapshot)
+    return play_one_round(with_lanes(run, lanes * ranks), dataset, lone_world(ranks, device=device), snapshot)
 
 
 def build_roles(run: Run, dataset: Dataset, ranks: int) -> tuple[Game, list[Role]]:

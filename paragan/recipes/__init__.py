@@ -14,11 +14,12 @@ from paragan.core.schema import apply_overrides, did_you_mean, diff, from_dict, 
 from paragan.optim.policies import describe_optim, get_policy, to_cli_args, to_cli_line
 from paragan.recipes.autoencoders import super_resolution, tokenizer, vocoder
 from paragan.recipes.custom import custom
+from paragan.recipes.diffusion import diffusion, distill
 from paragan.recipes.digits import digits
 from paragan.recipes.images import fashion, folder
 from paragan.recipes.published import published_recipes as published
 
-_BUILT_IN = (digits, fashion, folder, tokenizer, super_resolution, vocoder, custom)
+_BUILT_IN = (digits, fashion, folder, tokenizer, super_resolution, vocoder, diffusion, distill, custom)
 RECIPES: dict[str, Callable[[], Run]] = {
     recipe.__name__.replace("_", "-"): recipe for recipe in _BUILT_IN
 } | published()

@@ -4,15 +4,21 @@ Of SNGAN, SAGAN, BigGAN and ContraGAN: those of StudioGAN's configurations (CIFA
 whose scores `docs/networks.md` quotes: optimizers, steps of D, batch, widths, embedding, average, mirrored images, and
 its number of steps as kimg. BigGAN on ImageNet at 2,048 images: its `BigGAN-Mod2048`, the paper's own rates; eps 1e-6
 as in Brock's PyTorch code. Of R3GAN: the authors' presets for CIFAR-10 and ImageNet-64, where rates, penalties and
-betas are scheduled: here they stay at their first value, betas at their last, and images are not augmented.
+betas are scheduled: here they stay at their first value, betas at their last, and images are not augmented. Of
+StyleGAN2: the configurations of Karras et al. 2020, "Training Generative Adversarial Networks with Limited Data",
+appendix, with ADA; at 64 and 128 px, where they have none, that of 256 px with a weight of R1 by their rule.
 
-Ours: lanes (batch norm sees a lane's images; `--lanes 1` is one GPU's), everything at 256 px and above but the rates
-and the batch of the BigGAN paper, and R3GAN's widths and penalties on data that its authors have no preset for.
+Of GAT: those of B on ImageNet's latents, for images.
+
+Ours: lanes (batch norm and standard deviations see a lane's images; `--lanes 1` is one GPU's), everything of BigGAN at
+256 px and above but the paper's rates and batch, and R3GAN's widths and penalties on data that its authors have no
+preset for.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -20,7 +26,8 @@ from paragan.config.run import Run
 from paragan.config.sections import DataOptions, DeviceOptions, EvaluationOptions, OutputOptions
 from paragan.game.ema import EMAConfig
 from paragan.losses.adversarial import Adversarial
-from paragan.nets import R3GAN, SAGAN, SNGAN, BigGAN, ContraGAN, Nets
+from paragan.losses.augment import ADA, DiffAugment
+from paragan.nets import GAT, R3GAN, SAGAN, SNGAN, BigGAN, ContraGAN, Nets, StyleGAN2
 from paragan.optim.optimizers import Adam, PlayerOptim, as_discriminator_optim
 
 MAX_SCORED_RESOLUTION = 64  # pixels a side: a set of larger ones does not fit into memory as features
@@ -162,6 +169,127 @@ def r3gan_run(data: str) -> Run:
     )
 
 
+@dataclass(frozen=True)
+class StyleSettings:
+    """How a StyleGAN2 learns: its widest maps times their side, layers of the mapping network, images of a standard
+    deviation, weight of R1, half-life of the average."""
+
+    resolution: int
+    batch: int = 64
+    lr: float = 2.5e-3
+    channel_base: int = 16384
+    mapping_layers: int = 8
+    stddev_group: int = 8
+    r1: float = 1.0
+    ema_kimg: float = 20.0
+    kimg: float = 25_000.0
+
+
+CIFAR_STYLES = StyleSettings(32, 64, 2.5e-3, 32768, 2, 32, 0.01, 500.0, 100_000.0)
+STYLE_SETTINGS = {
+    "cifar10": CIFAR_STYLES,
+    "cifar100": CIFAR_STYLES,
+    "tinyimagenet64": StyleSettings(64, r1=0.0128),
+    "imagenet128": StyleSettings(128, r1=0.0512),
+    "256": StyleSettings(256),
+    "512": StyleSettings(512, channel_base=32768, r1=0.5),
+    "1024": StyleSettings(1024, 32, 2e-3, 32768, stddev_group=4, r1=2.0, ema_kimg=10.0),
+}
+LAZY_R1, LAZY_PATH_LENGTH = 16, 4  # steps between two regularizations
+
+
+def stylegan2_run(data: str) -> Run:
+    """StyleGAN2 with adaptive augmentation. Style mixing and path length are off for CIFAR, as in the paper."""
+    settings = STYLE_SETTINGS[data]
+    is_small = settings.resolution <= 32
+    g, d = (lazy_optim(settings.lr, interval) for interval in (0 if is_small else LAZY_PATH_LENGTH, LAZY_R1))
+    return Run(
+        recipe=f"stylegan2-{data}",
+        data=DataOptions(resolution=settings.resolution, channels=3, mirror=True),
+        nets=StyleGAN2(
+            channel_base=settings.channel_base,
+            mapping_layers=settings.mapping_layers,
+            stddev_group=settings.stddev_group,
+            style_mixing=0.0 if is_small else 0.9,
+        ),
+        objective=Adversarial(
+            loss="nonsaturating",
+            r1=settings.r1,
+            r1_every=LAZY_R1,
+            path_length=0.0 if is_small else 2.0,
+            path_length_every=LAZY_PATH_LENGTH,
+            augment=ADA(),
+        ),
+        g=g,
+        d=as_discriminator_optim(d),
+        ema=EMAConfig(half_life_kimg=settings.ema_kimg),
+        batch=settings.batch,
+        lanes=8,
+        kimg=settings.kimg,
+        evaluation=make_evaluation(settings.resolution),
+        output=make_output(settings.kimg),
+    )
+
+
+def lazy_optim(lr: float, interval: int) -> PlayerOptim:
+    """Adam for a player that is regularized every `interval` steps (0: never), corrected as in Karras et al. 2020,
+    appendix B: with c = interval / (interval + 1), the rate times c and the betas to the power of c."""
+    c = interval / (interval + 1) if interval else 1.0
+    return PlayerOptim(Adam(lr=lr * c, betas=(0.0, 0.99**c)))
+
+
+@dataclass(frozen=True)
+class TransformerSettings:
+    """A GAT and its batch: see paragan/nets/gat.py."""
+
+    resolution: int
+    patch: int
+    width: int = 384
+    depth: int = 12
+    heads: int = 6
+    batch: int = 512
+    kimg: float = 50_000.0
+
+
+GAT_SETTINGS = {
+    "cifar10": TransformerSettings(32, 2),
+    "cifar100": TransformerSettings(32, 2),
+    "tinyimagenet64": TransformerSettings(64, 4),
+    "imagenet128": TransformerSettings(128, 8),
+    "tiny-cifar10": TransformerSettings(32, 4, width=128, depth=4, heads=4, batch=64, kimg=2_000.0),
+}
+GAT_LR, GAT_LR_WIDTH, GAT_LR_BATCH = 2e-4, 768, 512  # a learning rate, and the networks and batch that it is for
+
+
+def gat_run(data: str) -> Run:
+    """GAT with the authors' settings for B on ImageNet: the rate is inversely proportional to the width, and
+    proportional to the root of the batch."""
+    settings = GAT_SETTINGS[data]
+    lr = GAT_LR * GAT_LR_WIDTH / settings.width * math.sqrt(settings.batch / GAT_LR_BATCH)
+    side = PlayerOptim(Adam(lr=float(f"{lr:.3g}"), betas=(0.0, 0.99)), max_norm=1.0)
+    return Run(
+        recipe=f"gat-{data}",
+        data=DataOptions(resolution=settings.resolution, channels=3, mirror=True),
+        nets=GAT(width=settings.width, depth=settings.depth, heads=settings.heads, patch=settings.patch),
+        objective=Adversarial(
+            loss="relativistic",
+            r1=0.1,
+            r2=0.1,
+            r1_r2_method="finite_difference",
+            noise_levels=4,
+            augment=DiffAugment(),
+        ),
+        g=side,
+        d=as_discriminator_optim(side),
+        ema=EMAConfig(half_life_kimg=500.0 * settings.batch / GAT_LR_BATCH),
+        batch=settings.batch,
+        lanes=8,
+        kimg=settings.kimg,
+        evaluation=make_evaluation(settings.resolution),
+        output=make_output(settings.kimg),
+    )
+
+
 FAMILY_TITLES = {"sngan": "SNGAN", "sagan": "SAGAN", "biggan": "BigGAN", "contragan": "ContraGAN", "r3gan": "R3GAN"}
 DATASET_TITLES = {
     "cifar10": "CIFAR-10 (32 px)",
@@ -187,6 +315,15 @@ def published_recipes() -> dict[str, Callable[[], Run]]:
                 else functools.partial(published_run, family, data)
             )
             recipes[f"{family}-{data}"] = _with_docstring(make, f"{title} on {about}")
+    for data in STYLE_SETTINGS:
+        about = DATASET_TITLES.get(data, f"your images at {data} px")
+        recipes[f"stylegan2-{data}"] = _with_docstring(
+            functools.partial(stylegan2_run, data), f"StyleGAN2 with ADA on {about}"
+        )
+    for data in GAT_SETTINGS:
+        size, _, images = data.rpartition("-")
+        about = f"{'A tiny GAT, for two cores,' if size else 'GAT-S'} on {DATASET_TITLES[images]}"
+        recipes[f"gat-{data}"] = _with_docstring(functools.partial(gat_run, data), about)
     for resolution in (256, 512, 1024):
         about = f"BigGAN on ImageNet at {resolution} px"
         recipes[f"biggan-imagenet{resolution}"] = _with_docstring(

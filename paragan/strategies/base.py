@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Protocol, Self
+from typing import Annotated, Any, Literal, Protocol, Self
 
+from pydantic import Field
 from torch import Tensor
 
 from paragan.comm.bucket import Exchange
@@ -27,6 +28,8 @@ from paragan.game.shared_forward import SharedForward
 from paragan.game.stale_opponents import StalenessStats
 from paragan.game.turn import Turn, TurnGroup, alternating
 
+PeerTimeout = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+MinRanks = Annotated[int, Field(ge=1)]
 TurnOrder = Callable[[Turn, Turn, int], tuple[TurnGroup, ...]]
 Coordination = Literal["all-reduce", "teams", "gossip", "none"]
 Semantics = Literal["equivalent", "compressed", "stale", "decentralized", "periodic", "per-label models"]
@@ -104,9 +107,14 @@ class Role:
         return self.owner_ranks[0] != self.owner_ranks[1]
 
     @property
-    def main_has_all_players(self) -> bool:
-        """Whether rank 0 alone holds both players as they are evaluated."""
+    def has_all_players(self) -> bool:
+        """Whether this rank holds both players, the same as all others."""
         return self.replicated and not self.is_split
+
+    @property
+    def main_has_all_players(self) -> bool:
+        """Whether rank 0 alone holds both players as they are evaluated, with their averages."""
+        return self.has_all_players and not any(player.sharded for player in self.trained_players)
 
     def owner_rank(self, player: Player) -> int:
         """Return the rank that holds the current state of a player."""
@@ -124,6 +132,11 @@ class ExchangedPlayer(Protocol):
     @property
     def learning_rate(self) -> float:
         """The learning rate of the current step."""
+        ...
+
+    @property
+    def number(self) -> int:
+        """0: G, 1: D; replicas count on."""
         ...
 
 
@@ -171,6 +184,8 @@ class Strategy(StrategyFields, Protocol):
     @property
     def uses_single_bucket(self) -> bool: ...
     @property
+    def num_fragments(self) -> int: ...
+    @property
     def traffic_period(self) -> int: ...
     def role(self, game: Game, world: World, lanes: int) -> Role: ...
 
@@ -207,6 +222,36 @@ class StrategyDefaults:
     def sync_mode(self) -> str:
         """Return how ranks agree at the end of a `sync_period`: they average parameters, unless it can be chosen."""
         return "parameters"
+
+    @property
+    def shard_optimizer(self) -> bool:
+        """Return whether each rank keeps the optimizer state and the average of its part of the parameters only."""
+        return False
+
+    @property
+    def outer_is_mean(self) -> bool:
+        """Return whether the outer steps of both players go to the mean of the parameters."""
+        return True
+
+    @property
+    def has_outer_of_d(self) -> bool:
+        """Whether D has an outer optimizer of its own."""
+        return False
+
+    @property
+    def num_fragments(self) -> int:
+        """How many parts of a player are sent in rounds of their own."""
+        return 1
+
+    @property
+    def rounds_in_flight(self) -> int:
+        """How many rounds after they are sent messages are waited for."""
+        return 0
+
+    @property
+    def sends_in(self: StrategyFields) -> tuple[int, ...]:
+        """The rounds of a period in which something is sent, if it is not sent in the last one."""
+        return (0,)
 
     @property
     def step_period(self) -> int:
@@ -258,6 +303,20 @@ class StrategyDefaults:
     @property
     def survives_rank_loss(self) -> bool:
         return self.rank_loss_timeout_s > 0
+
+    @property
+    def min_surviving_ranks(self) -> int:
+        """With how many ranks it goes on at least."""
+        return 2
+
+    @property
+    def replays_broken_rounds(self) -> bool:
+        """Whether, after a loss, ranks return to the end of a round that all of them can continue from."""
+        return False
+
+    def num_agreements(self, step: int) -> int:
+        """Return how often ranks have agreed on their players before round `step`; 0 if each always keeps its own."""
+        return 0
 
     # ---- what it does, for predictions
 
@@ -354,6 +413,61 @@ class OptimisticDefaults(StrategyDefaults):
         return self.paper_update
 
 
+class SurvivesRankLoss:
+    """For StrategyDefaults: answers of strategies that go on without lost ranks where `peer_timeout_s` is above 0."""
+
+    peer_timeout_s: PeerTimeout
+    min_ranks: MinRanks
+
+    @property
+    def rank_loss_timeout_s(self) -> float:
+        return self.peer_timeout_s
+
+    @property
+    def min_surviving_ranks(self) -> int:
+        return self.min_ranks
+
+    def without_rank_loss(self) -> Self:
+        return replace(self, peer_timeout_s=0.0, min_ranks=2)  # pyright: ignore
+
+    def check_rank_loss(self, **fitting: bool) -> None:
+        """Raise UsageError if it cannot go on without lost ranks as it is set.
+
+        Args:
+            fitting: by name of a field, whether its value goes with `peer_timeout_s` above 0.
+        """
+        if 0 < self.peer_timeout_s < 1:
+            raise UsageError(
+                f"strategy.peer_timeout_s={self.peer_timeout_s:g}: too short to tell a slow rank from a lost one. Use "
+                "1 or more, or 0 to end the run with the first lost rank."
+            )
+        if self.peer_timeout_s == 0 and self.min_ranks != 2:
+            raise UsageError(
+                f"strategy.min_ranks={self.min_ranks}: has no effect with strategy.peer_timeout_s=0. Use "
+                "--strategy.peer_timeout_s=10, or --strategy.min_ranks=2."
+            )
+        for field_name, fits in fitting.items():
+            if self.peer_timeout_s and not fits:
+                raise UsageError(
+                    f"strategy.peer_timeout_s={self.peer_timeout_s:g}: does not work with strategy.{field_name}="
+                    f"{getattr(self, field_name)}. Use --strategy.peer_timeout_s=0, or leave --strategy.{field_name} "
+                    "out."
+                )
+
+
+class ReplaysBrokenRounds(SurvivesRankLoss):
+    """Answers of strategies whose ranks agree on their players after every `sync_period` rounds."""
+
+    sync_period: int
+
+    @property
+    def replays_broken_rounds(self) -> bool:
+        return self.peer_timeout_s > 0
+
+    def num_agreements(self, step: int) -> int:
+        return -(-step // self.sync_period)  # with a period above 1, they agree when rounds 0, p, 2p, ... start
+
+
 def assign_lanes(lanes: int, rank: int, size: int) -> LaneShare:
     """Return the lanes of one rank: contiguous, and as even as possible (8 lanes on 3 ranks are 3, 2 and 3)."""
     if size > lanes:
@@ -388,13 +502,19 @@ def make_lockstep_role(
         of_g.weight,
         get_fakes=shared.fakes_for_g if shared else None,
     )
+    drains = dict.fromkeys(exchange.drain for exchange in exchanges if exchange.drain)  # players may share one
+
+    def drain_all() -> None:
+        for drain in drains:
+            drain()
+
     return Role(
         order(d, g, game.d_steps),
         share,
         replicated=of_d.team.size == ranks,
         extra_fakes_for_d=shared is None,
         barrier=of_d.barrier,
-        drain=of_d.drain,
+        drain=drain_all if drains else None,
         round_before_d=replace(g, needs_new_reals=True).repeated(game.d_steps),
         late_start=game.late_start,
     )

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import weakref
 from dataclasses import replace
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -36,10 +36,13 @@ from paragan.game.game import Game
 from paragan.strategies.base import (
     Coordination,
     ExchangedPlayer,
+    MinRanks,
     OptimisticDefaults,
+    PeerTimeout,
     PlayerExchange,
     Role,
     Semantics,
+    SurvivesRankLoss,
     assign_lanes,
     make_lockstep_role,
 )
@@ -49,7 +52,7 @@ TAGS_PER_PLAYER = 1 << 16  # more than a player has buckets
 
 
 @config_class
-class Decentralized(OptimisticDefaults):
+class Decentralized(SurvivesRankLoss, OptimisticDefaults):
     """Both players step at once, optimistically, each rank on its own gradient; parameters travel to neighbors while
     it is computed, and are averaged before the step.
 
@@ -67,8 +70,9 @@ class Decentralized(OptimisticDefaults):
     paper_update        : true: the paper's own update: average first, then optimistic mirror descent with each
                           player's learning rate. false: each player's optimizer, made optimistic
     peer_timeout_s      : a rank that is silent for so long is dropped, and the others go on; 0: the run ends with it. A
-                          rank that died is dropped at once. On CPU, with ranks that were started one by one
-                          (docs/gossip.md)
+                          rank that died is dropped at once (docs/lost_ranks.md)
+    min_ranks           : with fewer ranks left, they stop with a checkpoint; 1: the last one goes on if all others have
+                          exited
     """
 
     name: Literal["gossip", "async-gossip", "DPOSG", "DP-OAdam", "Rand-DP-OAdam"] = "gossip"
@@ -81,11 +85,8 @@ class Decentralized(OptimisticDefaults):
     consensus_rate: Annotated[float, Field(gt=0, le=1)] = 1.0
     order: Order = "simultaneous"
     paper_update: bool = False
-    peer_timeout_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 10.0
-
-    @property
-    def rank_loss_timeout_s(self) -> float:
-        return self.peer_timeout_s
+    peer_timeout_s: PeerTimeout = 10.0
+    min_ranks: MinRanks = 2
 
     @property
     def replicas_drift(self) -> bool:
@@ -117,16 +118,9 @@ class Decentralized(OptimisticDefaults):
     def max_message_delay(self) -> int:
         return self.staleness
 
-    def without_rank_loss(self) -> Self:
-        return replace(self, peer_timeout_s=0.0)
-
     def check(self, ranks: int) -> None:
         graphs.check_topology(self.topology, ranks)
-        if 0 < self.peer_timeout_s < 1:
-            raise UsageError(
-                f"strategy.peer_timeout_s={self.peer_timeout_s:g}: too short to tell a slow rank from a lost one. Use "
-                "1 or more, or 0 to end the run with the first lost rank."
-            )
+        self.check_rank_loss()
         if self.staleness:
             self._check_staleness(ranks)
 

@@ -106,6 +106,10 @@ class PerLabel(StrategyDefaults):
         return self.per_label_strategy.sync_mode
 
     @property
+    def num_fragments(self) -> int:
+        return self.per_label_strategy.num_fragments
+
+    @property
     def error_feedback(self) -> float:
         return self.per_label_strategy.error_feedback
 
@@ -114,6 +118,11 @@ class PerLabel(StrategyDefaults):
         return self.per_label_strategy.traffic_period
 
     def check(self, ranks: int) -> None:
+        if self.per_label_strategy.replays_broken_rounds:
+            raise UsageError(
+                f"strategy.per_label_strategy.peer_timeout_s={self.per_label_strategy.rank_loss_timeout_s:g}: the "
+                "ranks of a label end with the first lost one. Use --strategy.per_label_strategy.peer_timeout_s=0."
+            )
         if ranks == 1 and self.per_label_strategy.splits_ranks:
             return  # one rank trains both players, without a second one
         if self.ranks_per_label > ranks:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 
 import torch
 
-from paragan.comm.process_group import Group, broadcast_bits
+from paragan.comm.process_group import Group, broadcast_tensors
 from paragan.data.dataset import Dataset
 from paragan.models.bn_recalibration import recalibrated_bn
 from paragan.models.sampler import DataSource, LabelPrior, LatentSource, Sampler, to_float32, to_uint8
@@ -26,7 +26,7 @@ def averaged_networks(session: Session) -> Iterator[None]:
     All ranks enter together, unless rank 0 has both players as they are evaluated.
     """
     role = session.role
-    if role.main_has_all_players:
+    if role.has_all_players:
         yield
         return
     group = session.world.all_ranks
@@ -44,8 +44,9 @@ def averaged_networks(session: Session) -> Iterator[None]:
         params = player.ema.params if player.ema else player.flat.params
         is_included = is_owner or (not role.replicated and player in role.trained_players)
         average_over_ranks(params, is_included, count_ranks(group, is_included))
-        for buffer in untrained_tensors(player).values():
-            replaced.append((buffer, buffer.clone(), broadcast_bits(group, buffer, is_owner)))
+        buffers = [*untrained_tensors(player).values()]
+        for buffer, value in zip(buffers, broadcast_tensors(group, buffers, is_owner)):
+            replaced.append((buffer, buffer.clone(), value))
     try:
         for tensor, _, mean in replaced:
             tensor.copy_(mean)

@@ -32,9 +32,12 @@ from paragan.game.objective import Objective
 from paragan.game.player import Player
 from paragan.losses.adversarial import Adversarial, ConcatRealFake
 from paragan.losses.distillation import DistilledObjective
+from paragan.losses.distribution_matching import DistributionMatching, TaughtMatching
 from paragan.losses.running_state import attach_state
+from paragan.models.diffusion_teacher import load_denoiser, start_as_teacher
 from paragan.models.teacher import Teacher
 from paragan.nets import Spec
+from paragan.nets.feature_discriminator import FeatureDiscriminator
 from paragan.nets.lane_batch_norm import LaneBatchNorm, convert_batch_norm
 from paragan.nets.memory_format import pad_channels, set_memory_format
 from paragan.nets.spectral_norm import has_spectral_norm, power_iteration, train_mode
@@ -70,12 +73,16 @@ def build_networks(run: Run, spec: Spec, device: torch.device) -> Networks:
         torch.manual_seed(run.seed)
         g = run.nets.generator(spec)
         d = run.nets.discriminator(spec)
+        if run.d_features.network:
+            d = FeatureDiscriminator(d, run.d_features, spec)
     conditioning_input = conditioning_input_of(run.nets)
     has_user_code = is_user_defined(run.nets, run.objective)
     if has_user_code:
         for role, net in (("generator", g), ("discriminator", d)):
             if not isinstance(net, nn.Module):
                 raise UsageError(f"{run.nets.name}.{role}: returned {type(net).__name__}. Return an nn.Module")
+    if isinstance(run.objective, DistributionMatching) and run.distill_from:
+        start_as_teacher(g, d, load_denoiser(Path(run.distill_from), spec)[0])
     latent = 0 if conditioning_input else run.nets.latent
     return to_device(run.device, Networks(g, d, latent, conditioning_input, has_user_code), device)
 
@@ -191,6 +198,7 @@ def build_player(
         groups=player_optim.select_parameters(section, trained_parameters(net)),
         weight_clip=weight_clip,
         bucket_bytes=bucket_bytes(run.strategy.wire, single_bucket=run.strategy.uses_single_bucket),
+        fragments=run.strategy.num_fragments,
         track_update_norm=run.health.enabled,
     )
     _check_dtype(player, run.strategy)
@@ -231,12 +239,28 @@ def make_teacher(run: Run, dataset: Dataset, device: torch.device) -> Teacher:
 
 def make_objective(run: Run, dataset: Dataset, device: torch.device) -> Objective:
     """Make the objective of a run, with the distance to its teacher if it has one."""
+    if isinstance(run.objective, DistributionMatching):
+        spec = make_spec(run.data, dataset)
+        if run.distill_from:
+            teacher, _ = load_denoiser(Path(run.distill_from), spec, device)
+        else:  # a run whose cost is counted
+            with torch.random.fork_rng():
+                torch.manual_seed(run.seed)
+                teacher = run.nets.generator(spec).to(device)
+        return TaughtMatching(run.objective, teacher)
     if not isinstance(run.objective, Adversarial):
         return UserObjective(run.objective)
     objective = ConcatRealFake(run.objective) if run.device.concat_real_fake is True else run.objective
     if not run.distill_from or not run.distill_weight:
         return objective
     return DistilledObjective(objective, make_teacher(run, dataset, device), run.distill_weight)
+
+
+def make_late_start(run: Run) -> LateStart:
+    """Return when D starts; never, if the objective does not train it."""
+    if not getattr(run.objective, "trains_d", True):
+        return LateStart.never()
+    return LateStart(round(1000 * run.d.start_kimg), round(1000 * run.d.weight_warm_up_kimg))
 
 
 def make_recorder_factory(run: Run, device: torch.device) -> Callable[[], GraphRecorder | None]:
@@ -266,11 +290,12 @@ def build_game(run: Run, networks: Networks, dataset: Dataset, device: torch.dev
     adversarial = run.objective if isinstance(run.objective, Adversarial) else None
     objective = adversarial or UserObjective(run.objective)
     attach_state(objective.make_state(run.batch), networks.d)
-    if isinstance(objective, UserObjective):
-        attach_state(objective.make_g_state(networks.g), networks.g)
-    if run.device.compile:
-        for net in (networks.g,) if run.objective.second_order else (networks.g, networks.d):
-            net.compile()
+    attach_state(objective.make_g_state(networks.g), networks.g)
+    if run.device.compile:  # but not what is differentiated twice
+        if not (adversarial and adversarial.path_length):
+            networks.g.compile()
+        if not run.objective.second_order:
+            networks.d.compile()
 
     game = Game(
         g=build_player(run, "G", networks.g, run.g, run.g_batch or run.batch, run.ema),
@@ -285,7 +310,7 @@ def build_game(run: Run, networks: Networks, dataset: Dataset, device: torch.dev
         make_recorder=make_recorder_factory(run, device),
         conditioning_input=networks.conditioning_input,
         shape=dataset.shape,
-        late_start=LateStart(round(1000 * run.d.start_kimg), round(1000 * run.d.weight_warm_up_kimg)),
+        late_start=make_late_start(run),
         uses_torch_rng=getattr(run.nets, "uses_torch_rng", False),
         field_shapes=dataset.fields,
         primary=dataset.main_field or "images",

@@ -26,12 +26,21 @@ from paragan.strategies.base import Role
 # State of a player -------------------------------------------------------------------------------------
 
 
-def player_state(player: Player) -> StateDict:
-    """Return the state of a player that its replicas share, by name."""
+def player_state(player: Player, is_receiver: bool = True) -> StateDict:
+    """Return the state of a player that its replicas share, by name.
+
+    Args:
+        player: the player. All ranks that have a part of its state call this.
+        is_receiver: whether this rank wants the parts of the others; one that does not gets an incomplete state.
+    """
     state = {"params": player.flat.params}
-    if player.ema:
-        state["ema"] = player.ema.params
-    state |= {f"optimizer/{name}": value for name, value in optimizer_state.to_tensors(player.optimizer).items()}
+    average = player.ema.full_vector(is_receiver) if player.ema else None
+    if average is not None:
+        state["ema"] = average
+    of_optimizer = optimizer_state.to_tensors(player.optimizer)
+    if player.sharded:
+        of_optimizer = player.sharded.gather_state(of_optimizer, is_receiver)
+    state |= {f"optimizer/{name}": value for name, value in of_optimizer.items()}
     state |= {f"buffer/{name}": buffer for name, buffer in untrained_tensors(player).items()}
     return {f"{player.name}/{name}": value for name, value in state.items()}
 
@@ -87,7 +96,8 @@ def restore_replay_state(role: Role, tensors: Mapping[str, Tensor], device: torc
 
 @torch.no_grad()
 def restore_player(player: Player, tensors: Mapping[str, Tensor]) -> None:
-    """Put `player_state` and `player_exchange_state` back."""
+    """Put `player_state` and `player_exchange_state` back, into a player that is not sharded yet."""
+    assert not player.sharded
     state = select_prefix(player.name + "/", tensors)
     if "params" not in state or state["params"].shape != player.flat.params.shape:
         raise CorruptCheckpoint(f"it holds another network for {player.name}")
@@ -141,6 +151,8 @@ class Checkpoints(CheckpointFolder):
                 tensors |= player_exchange_state(player)
             if self.world.rank == role.owner_rank(player) or (is_trained and not role.replicated):
                 tensors |= player_state(player)
+            elif player.sharded:
+                player_state(player, is_receiver=False)
         return tensors
 
 

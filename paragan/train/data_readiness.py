@@ -31,7 +31,7 @@ class DataReadiness:
 
     def __init__(self, run: Run, world: World, role: Role, lanes: LaneLoader):
         is_remote = isinstance(lanes.images, StreamingRows) and not lanes.images.source.is_local
-        self.is_active = is_remote and world.size > 1 and not world.is_elastic and role.main_has_all_players
+        self.is_active = is_remote and world.size > 1 and not world.is_elastic and role.has_all_players
         self.world = world
         self.lanes = lanes
         self._key_prefix = f"supply/{run.data.only}"  # one world may play several games, one after the other

@@ -1,30 +1,41 @@
-"""Train while ranks may be lost or join: the loop of an elastic strategy (gossip).
+"""Train while ranks may be lost or join: the loop of an elastic strategy.
 
-When a rank is lost, the others form a new group (comm/elastic) and continue from the largest step any of them reached.
-Each keeps its players; all that depends on the other ranks (role, communication graph, lanes, stats) is rebuilt. A rank
-that joins asks for admission, is admitted at the next line of stats, and gets its players from the first rank that has
-them. If too few ranks are left, each writes a checkpoint and stops.
+When a rank is lost, the others form a new group (comm/elastic) and continue from a step that they agree on. All that
+depends on the other ranks (role, communication graph, lanes, stats) is rebuilt. A rank that joins asks for admission,
+is admitted at the next line of stats, and gets its players from the first rank that has them. If too few ranks are
+left, each writes a checkpoint and stops.
+
+What happens to the players depends on the strategy:
+
+* gossip: each rank keeps its own, whatever came of the broken round, and exchanges start from zero.
+* strategies that agree (`Strategy.replays_broken_rounds`): each rank returns to the end of its last complete round
+  (round_snapshot.py), and the round is played again. Ranks that lack an agreement which others have completed get the
+  players of one of those, as ranks that join do. What follows a round (lines, checkpoints, scores) is written again
+  where it is incomplete.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
 from paragan.comm import checkpoint_files
+from paragan.comm.compressed_allreduce import NonFiniteMessage
 from paragan.comm.elastic.elastic_world import ElasticWorld, QuorumLostError
 from paragan.comm.elastic.membership import Membership
 from paragan.comm.process_group import CommunicationError
 from paragan.core.errors import Interrupted
 from paragan.core.jsonl import JsonlFile
 from paragan.data.dataset import Dataset
-from paragan.game.game import Game
+from paragan.game.player import Player
 from paragan.train import checkpoint
+from paragan.train.callbacks.log import LogCallback, drop_lines_after
 from paragan.train.callbacks.save import CheckpointCallback
 from paragan.train.console import RunConsole
 from paragan.train.loop import report_errors, run_rounds
+from paragan.train.round_snapshot import RoundSnapshot, average_exchange_states, full_state
 from paragan.train.run_dir import RunDir
 from paragan.train.session import Callback, Session, has_crossed_kimg
 from paragan.train.shutdown import StopCoordinator
@@ -49,9 +60,11 @@ class ElasticTrainer:
     run_dir: RunDir
     dataset: Dataset
     console: RunConsole
+    log_callback: LogCallback
     checkpoint_callback: CheckpointCallback
     rebind: Callable[[Session], Session]
     _without_state: bool = field(default=False, init=False)  # this rank has no parameters yet
+    _snapshot: RoundSnapshot = field(default_factory=RoundSnapshot, init=False)  # not used where each keeps its own
 
     def train(self, session: Session, callbacks: list[Callback], on_finish: Callback) -> None:
         """Train until the clock is done, in spite of ranks that are lost or join.
@@ -67,25 +80,33 @@ class ElasticTrainer:
         world.started = True
         self._without_state = world.joined_late
         new_membership = world.membership if world.joined_late else None
+        replays = session.run.strategy.replays_broken_rounds
+        callbacks = [*([self._snapshot.capture] if replays else []), *callbacks, self._admit_joiners]
+        if replays and not self._without_state:
+            self._snapshot.capture(session)
         self._become_main(session)
         world.close_rendezvous()
         with report_errors(session), StopCoordinator(world) as stop:
             while True:
+                repeat_callbacks = False
                 try:
                     if new_membership:
                         session = self._adopt_membership(session, new_membership)
                         self._log_membership(session, new_membership, members)
                         members = new_membership.members
+                        repeat_callbacks = replays and new_membership.after_loss and session.clock.step > 0
                         new_membership = None
                         stop.attach_to_world()
-                        if session.clock.is_done:
+                        if session.clock.is_done and not replays:
                             on_finish(session)
-                    run_rounds(session, [*callbacks, self._admit_joiners], self.checkpoint_callback.save, stop)
+                    run_rounds(session, callbacks, self.checkpoint_callback.save, stop, repeat_callbacks)
                     return
                 except _MembershipChanged as change:
                     new_membership = change.membership
                 except CommunicationError as error:
-                    new_membership = self._continue_without(session, error)
+                    if replays and isinstance(error, NonFiniteMessage):
+                        raise  # on all ranks: the round would break again
+                    new_membership = self._continue_without(session, error, stop.reason)
 
     def _admit_joiners(self, session: Session) -> None:
         """Callback: admit the ranks that asked to join, every tick."""
@@ -94,10 +115,19 @@ class ElasticTrainer:
             if membership:
                 raise _MembershipChanged(membership)
 
-    def _continue_without(self, session: Session, error: CommunicationError) -> Membership:
-        """Form a group of the ranks that are left. If they are too few, write a checkpoint and raise Interrupted."""
+    def _continue_without(self, session: Session, error: CommunicationError, stop_reason: str) -> Membership:
+        """Form a group of the ranks that are left. If they are too few, write a checkpoint and raise Interrupted.
+
+        Args:
+            stop_reason: why the run was asked to stop, which may be why others have ended; "" if it was not.
+        """
+        strategy = session.run.strategy
+        step = session.clock.step
+        if strategy.replays_broken_rounds:
+            step = self._snapshot.step
+            self._without_state = step < 0
         try:
-            return self.world.reform(-1 if self._without_state else session.clock.step)
+            return self.world.reform(-1 if self._without_state else step, strategy.num_agreements(max(step, 0)))
         except QuorumLostError as quorum_error:
             if self._without_state:
                 raise
@@ -108,26 +138,55 @@ class ElasticTrainer:
                 suffix = "-ranks-" + "-".join(map(str, membership.members))
             path = self.checkpoint_callback.save(session, suffix)
             step = session.clock.step
-            message = f"rank {self.world.original_rank}, step {step}: {quorum_error}; stopped with checkpoint {path}"
+            reason = f"{stop_reason}: {quorum_error}" if stop_reason else str(quorum_error)
+            message = f"rank {self.world.original_rank}, step {step}: {reason}; stopped with checkpoint {path}"
             if suffix:
                 message += f" (other ranks may be continuing this run; if none is, rename it to {step:08d})"
             raise Interrupted(message, same_on_all_ranks=not self.world.is_main) from error
 
     def _adopt_membership(self, session: Session, membership: Membership) -> Session:
-        """Return this rank's session for a membership. The state of exchanges is dropped: their links are gone."""
+        """Return this rank's session for a membership."""
         clock = session.clock
+        players = session.game.players
         self._without_state = self.world.original_rank in membership.without_state
         clock.step = membership.step
-        clock.images = membership.step * session.run.round_images
-        for player in session.game.players:
-            player.abort_exchange()
-            player.flat.load_states({})
-        send_state_to_joiners(session.game, self.world, membership)
+        clock.images = session.run.images_after(membership.step)
+        clock.last_round_images = session.run.current_round_images(clock.images - 1)
+        for player in players:
+            player.drop_round()
+        if session.run.strategy.replays_broken_rounds:
+            self._return_to_snapshot(session, membership)
+        else:
+            for player in players:
+                player.flat.load_states({})  # the links of exchanges are gone
+            send_state_to_joiners(players, self.world, membership)
         self._without_state = False
         self.checkpoint_callback.forget_saved_step()
         session = self.rebind(session)
         self._become_main(session)
+        if session.run.strategy.replays_broken_rounds:
+            self._continue_lines(session)
         return session
+
+    def _return_to_snapshot(self, session: Session, membership: Membership) -> None:
+        """Bring the players of all members to the end of the same round, or, with local steps, of the same period."""
+        players = session.game.players
+        has_own = self.world.original_rank not in membership.without_state
+        if has_own:
+            self._snapshot.restore(session)
+        elif not membership.after_loss:
+            self._snapshot.clear()  # the others have long gone on
+        send_state_to_joiners(players, self.world, membership, with_exchanges=True)
+        average_exchange_states(players, self.world, has_own)
+
+    def _continue_lines(self, session: Session) -> None:
+        """Continue the open tick, and let all ranks know which lines are written. All members call this."""
+        clock = session.clock
+        if self.world.is_main and not self.world.membership.partitioned:
+            drop_lines_after(self.run_dir.path, clock.step, clock.kimg)
+        session.stats.continue_tick(self._snapshot.tick)
+        self.log_callback.find_last_step(session)
+        self._snapshot.capture(session)
 
     def _become_main(self, session: Session) -> None:
         """Let the first member own the folder and the console, and publish the addresses of the members."""
@@ -147,8 +206,9 @@ class ElasticTrainer:
         if not self.world.is_main:
             return
         members = list(membership.members)
-        lost = sorted(set(previous_members) - set(members))
-        joined = list(membership.without_state)
+        previous = set(previous_members)
+        lost = sorted(previous - set(members))
+        joined = [r for r in membership.without_state if not (membership.after_loss and r in previous)]
         kimg = session.clock.kimg
         row = {"kimg": kimg, "step": membership.step, "members": members, "lost": lost, "joined": joined}
         JsonlFile(self.run_dir.path / "members.jsonl").append(row)
@@ -162,8 +222,17 @@ class ElasticTrainer:
         )
 
 
-def send_state_to_joiners(game: Game, world: ElasticWorld, membership: Membership) -> None:
-    """Send the players of the first member that has them to the members that joined. All members call this."""
+def send_state_to_joiners(
+    players: Sequence[Player], world: ElasticWorld, membership: Membership, with_exchanges: bool = False
+) -> None:
+    """Send the players of the first member that has them to the members that need them. All members call this.
+
+    Args:
+        players: of this rank.
+        world: in `membership`.
+        membership: says who needs them.
+        with_exchanges: whether to send the state of exchanges too.
+    """
     members = membership.members
     joiners = membership.without_state
     if not joiners:
@@ -171,7 +240,7 @@ def send_state_to_joiners(game: Game, world: ElasticWorld, membership: Membershi
     sender = next(rank for rank in members if rank not in joiners)
     length = torch.zeros(1, dtype=torch.int64)
     if world.original_rank == sender:
-        state = {name: t for player in game.players for name, t in checkpoint.player_state(player).items()}
+        state = full_state(players, with_exchanges)
         data = torch.frombuffer(bytearray(checkpoint_files.to_bytes(state)), dtype=torch.uint8)
         receivers = [members.index(rank) for rank in joiners]
         world.all_ranks.send_recv(dict.fromkeys(receivers, length.fill_(len(data))), {}).wait()
@@ -182,7 +251,7 @@ def send_state_to_joiners(game: Game, world: ElasticWorld, membership: Membershi
         data = torch.empty(int(length), dtype=torch.uint8)
         world.all_ranks.send_recv({}, {source: data}).wait()
         tensors = checkpoint_files.from_bytes(data.numpy().tobytes())
-        for player in game.players:
+        for player in players:
             checkpoint.restore_player(player, tensors)
 
 

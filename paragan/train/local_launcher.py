@@ -20,8 +20,8 @@ import time
 from collections.abc import Sequence
 from types import FrameType
 
+from paragan.comm.launch_info import SECRET_ENV
 from paragan.comm.lost_ranks import report_lost_rank
-from paragan.comm.rendezvous import SECRET_ENV
 from paragan.core.errors import RunError
 
 SHUTDOWN_GRACE_S = 30.0  # after one rank failed, for the others to end by themselves

@@ -62,8 +62,18 @@ def run_training_loop(session: Session, callbacks: list[Callback], on_stop: Call
         return stop.reason
 
 
-def run_rounds(session: Session, callbacks: list[Callback], on_stop: Callback, stop: StopCoordinator) -> None:
-    """Play rounds until the clock is done, or until the stop that is due."""
+def run_rounds(
+    session: Session,
+    callbacks: list[Callback],
+    on_stop: Callback,
+    stop: StopCoordinator,
+    repeat_callbacks: bool = False,
+) -> None:
+    """Play rounds until the clock is done, or until the stop that is due.
+
+    Args:
+        repeat_callbacks: first call those of the last round again, which were interrupted.
+    """
     clock = session.clock
     session = replace(session, is_stopping=lambda: stop.is_stopping)
     session.lanes.while_waiting = lambda: abort_wait(stop)
@@ -71,6 +81,9 @@ def run_rounds(session: Session, callbacks: list[Callback], on_stop: Callback, s
         contextlib.closing(session.lanes),
         DataReadiness(session.run, session.world, session.role, session.lanes) as readiness,
     ):
+        if repeat_callbacks:
+            session.lanes.reload(clock.images - session.run.batch_at(clock.images - 1))
+            run_callbacks(session, callbacks)
         while not clock.is_done:
             start = time.perf_counter()
             if not wait_for_data(session, stop, readiness) or stop.is_due(clock.step):

@@ -22,9 +22,11 @@ from paragan.core.rng import CPU
 from paragan.data.dataset import Dataset
 from paragan.eval.metrics import check_pairs
 from paragan.losses.adversarial import Adversarial
+from paragan.losses.distribution_matching import DistributionMatching
+from paragan.models.diffusion_teacher import load_denoiser
 from paragan.models.model import find_init_model_dir, find_model_dir
 from paragan.models.weights_fingerprint import weights_fingerprint
-from paragan.nets import Spec
+from paragan.nets import EDM, Spec
 from paragan.nets.conditioning import resolve_d_conditioning
 from paragan.strategies.per_label_wcgan import PerLabel
 from paragan.train.build import build_game, build_networks, make_teacher, trained_parameters
@@ -68,12 +70,27 @@ def prepare(run: Run, ranks: int = 1, dataset: Dataset | None = None, *, check_p
     validate(run, ranks)
     if dataset is None:
         dataset = load_dataset(run.data)
-    run = replace(resolve(run, dataset), fingerprints=fingerprint_inputs(run, dataset))
+    run = replace(resolve(with_nets_of_teacher(run), dataset), fingerprints=fingerprint_inputs(run, dataset))
     if check_parts:
         _check_parts(run, dataset)
         if run.per_label and dataset.classes:
             _check_ranks_of_labels(run.per_label, run.lanes, ranks, len(dataset.classes))
     return Prepared(run, dataset)
+
+
+def with_nets_of_teacher(run: Run) -> Run:
+    """Return a distillation whose networks have the sizes of its teacher; any other run as it is.
+
+    Raises:
+        UsageError: the teacher is no diffusion model.
+    """
+    if not (isinstance(run.objective, DistributionMatching) and run.distill_from and isinstance(run.nets, EDM)):
+        return run
+    _, nets = load_denoiser(Path(run.distill_from))
+    nets = replace(nets, steps=1, critic="score")
+    if run.nets == nets:
+        return run
+    return replace(run, nets=nets, reasons=(*run.reasons, f"networks: those of the teacher in {run.distill_from}"))
 
 
 def prepare_on_all_ranks(
@@ -137,7 +154,9 @@ def _check_parts(run: Run, dataset: Dataset) -> None:
     check_evaluation(run.evaluation, dataset, run.output.best_metric)
     is_paired = conditioning_input_of(run.nets) is not None and not run.per_label
     check_pairs(run.evaluation.metrics, dataset.sample_rate if is_paired else None)
-    if run.distill_from:
+    if run.distill_from and isinstance(run.objective, DistributionMatching):
+        load_denoiser(Path(run.distill_from), make_spec(run.data, dataset))
+    elif run.distill_from:
         make_teacher(run, dataset, CPU)
     if (user_defined and not run.per_label) or is_paired:
         trial = replace(run, device=replace(run.device, compile=False), distill_from="")

@@ -253,9 +253,11 @@ class StopCoordinator:
                 store.set("stop/reason", f"asked {self.reason or self._noticed_signal} {rank}")
         if not store.check(["stop/reason"]):
             return False
+        reason = store.get("stop/reason").decode().partition(" ")[2]
         with self._lock:
             if closed.is_set():
                 return True
+            self.reason = self.reason or reason
             if self._bound is None:
                 self._bound = self.step + 1
         store.set(f"stop/bound/{self.world.rank}", str(self._bound))

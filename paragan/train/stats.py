@@ -10,6 +10,7 @@ import contextlib
 import json
 import time
 from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -22,6 +23,31 @@ from paragan.core.types import Loss
 from paragan.game.player import Player
 from paragan.game.turn import Turn
 from paragan.strategies.base import Role
+
+
+@dataclass
+class OpenTick:
+    """What is counted between two lines.
+
+    sums, counts : of losses, by name
+    start        : when counting began
+    last_tick    : when the tick began
+    images       : real images seen by then
+    sent_bytes   : that each player had sent by then
+    wait_s       : that exchanges had waited by then
+    excluded_s   : since then, that were not training
+    eval_s       : those of them that scoring took
+    """
+
+    start: float
+    last_tick: float
+    images: int
+    sent_bytes: dict[str, int]
+    wait_s: float
+    sums: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
+    counts: dict[str, int] = field(default_factory=dict[str, int])
+    excluded_s: float = 0.0
+    eval_s: float = 0.0
 
 
 class StatsCollector:
@@ -44,37 +70,47 @@ class StatsCollector:
         self.staleness = role.staleness if role else {}
         self.is_split = role is not None and role.is_split
         self.lags: dict[str, list[int]] = {}
-        self._sums: dict[str, Tensor] = {}
-        self._counts: dict[str, int] = {}
         self.data_wait_s = 0.0
-        self._start = time.perf_counter()
-        self._last_tick = self._start
-        self._last_images = 0
-        self._last_sent_bytes = {player.name: 0 for player in players}
-        self._last_wait_s = 0.0
-        self._excluded_s = 0.0
-        self._eval_s = 0.0
+        self._tick = self._new_tick(0)
+        self._differs_over_ranks = False  # whether ranks may have counted other losses
         turns = [turn for turn_group in role.round for turn in turn_group] if role else []
         self._recorders = [turn.recorder for turn in turns if turn.recorder]
         self._last_build_s = 0.0
+
+    def _new_tick(self, images: int, start: float | None = None) -> OpenTick:
+        now = time.perf_counter()
+        sent_bytes = {player.name: player.meter.sent_bytes for player in self.players}
+        wait_s = sum(player.meter.wait_s for player in self.players)
+        return OpenTick(now if start is None else start, now, images, sent_bytes, wait_s)
+
+    def copy_tick(self) -> OpenTick:
+        """Return a copy of what was counted since the last line."""
+        return replace(self._tick, sums=dict(self._tick.sums), counts=dict(self._tick.counts))
+
+    def continue_tick(self, tick: OpenTick | None) -> None:
+        """Continue a tick that was begun among other ranks. All ranks call this; those that have none pass None."""
+        self._differs_over_ranks = True
+        if tick:
+            self._tick = replace(tick, sums=dict(tick.sums), counts=dict(tick.counts))
 
     @contextlib.contextmanager
     def exclude_from_timing(self) -> Generator[None]:
         """Leave the time inside (scores, grids, checkpoints) out of the images per second."""
         start = time.perf_counter()
         yield
-        self._excluded_s += time.perf_counter() - max(start, self._last_tick)
+        self._tick.excluded_s += time.perf_counter() - max(start, self._tick.last_tick)
 
     @contextlib.contextmanager
     def time_scoring(self) -> Generator[None]:
         """Count the time inside as scoring. Used within `exclude_from_timing`."""
         start = time.perf_counter()
         yield
-        self._eval_s += time.perf_counter() - start
+        self._tick.eval_s += time.perf_counter() - start
 
     def excluded_times(self) -> dict[str, float]:
         """Return the seconds since the last tick that were not training, and those of them that scoring took."""
-        return {"Timing/aside_s": max(self._excluded_s, self._eval_s), "Timing/eval_s": self._eval_s}
+        tick = self._tick
+        return {"Timing/aside_s": max(tick.excluded_s, tick.eval_s), "Timing/eval_s": tick.eval_s}
 
     def add(self, losses: list[tuple[Turn, Loss, int]]) -> None:
         """Add the losses of passes, (turn, loss, number of lanes), and the norms of gradients that are clipped.
@@ -93,8 +129,8 @@ class StatsCollector:
                     self._add(f"Optim/{player.name}/grad_norm", norms.double(), steps)
 
     def _add(self, name: str, value: Tensor, count: int) -> None:
-        self._sums[name] = self._sums.get(name, 0) + value
-        self._counts[name] = self._counts.get(name, 0) + count
+        self._tick.sums[name] = self._tick.sums.get(name, 0) + value
+        self._tick.counts[name] = self._tick.counts.get(name, 0) + count
 
     def read_device(self, measure: Callable[[], Mapping[str, Tensor]]) -> dict[str, Tensor]:
         """Copy the sums of the losses to the host, and in the same copy what `measure` computes on the device.
@@ -109,60 +145,54 @@ class StatsCollector:
         start = backend.record_time()
         measured = measure()
         end = backend.record_time()
-        host = copy_to_host(self._sums | dict(measured))
-        self._sums = {name: host[name] for name in self._sums}
+        host = copy_to_host(self._tick.sums | dict(measured))
+        self._tick.sums = {name: host[name] for name in self._tick.sums}
         if measured:
-            self._excluded_s += backend.elapsed_s(start, end)
+            self._tick.excluded_s += backend.elapsed_s(start, end)
         return {name: host[name] for name in measured}
 
     def tick(self, images: int, step: int) -> dict[str, float]:
         """Return the line of stats.jsonl for the time since the last tick, and start the next. All ranks call this."""
         line = {"Progress/kimg": images / 1000, "Progress/step": float(step)}
         rows = self._gather_rows(
-            {"names": sorted(self._sums), "staleness": self._pop_ages(), "sent": self._pop_sent_bytes()}
+            {"names": sorted(self._tick.sums), "staleness": self._pop_ages(), "sent": self._sent_bytes()}
         )
         line |= self._reduce_means(rows)
         line |= self._age_histogram(rows)
         build_s = sum(recorder.capture_s for recorder in self._recorders)
-        self._excluded_s += build_s - self._last_build_s
+        tick = self._tick
+        tick.excluded_s += build_s - self._last_build_s
         self._last_build_s = build_s
         now = time.perf_counter()
-        new_images = images - self._last_images
-        seconds = max(now - self._last_tick - self._excluded_s, 1e-9)
+        new_images = images - tick.images
+        seconds = max(now - tick.last_tick - tick.excluded_s, 1e-9)
         line["Timing/img_per_sec"] = new_images / seconds
         line["Timing/sec_per_kimg"] = 1000 * seconds / max(new_images, 1)
-        line["Timing/total_s"] = now - self._start
+        line["Timing/total_s"] = now - tick.start
         line |= self.excluded_times()
         line["Timing/data_wait_s"] = self.data_wait_s
         wait_s = sum(player.meter.wait_s for player in self.players)
-        line["Timing/exchange_wait_s"] = wait_s - self._last_wait_s
+        line["Timing/exchange_wait_s"] = wait_s - tick.wait_s
         for player in self.players:
             line[f"Comm/{player.name}/sent_bytes"] = float(max(row["sent"][player.name] for row in rows))
         line |= self.data_stats()
         line["Resources/peak_mem_gb"] = backend_of(self.world.device).peak_bytes(self.world.device) / 1e9
-        self._last_tick = now
-        self._last_images = images
-        self._last_wait_s = wait_s
+        self._tick = self._new_tick(images, tick.start)
+        self._differs_over_ranks = False
         self.data_wait_s = 0.0
-        self._excluded_s = 0.0
-        self._eval_s = 0.0
-        self._sums = {}
-        self._counts = {}
         return line
 
     def start_from(self, images: int) -> None:
         """Count from now on: a resumed run has trained on `images` before."""
-        self._last_images = images
-        self._start = time.perf_counter()
-        self._last_tick = self._start
+        self._tick = self._new_tick(images)
 
     def mean_losses(self) -> dict[str, float]:
         """Return the mean losses since the last tick, over all ranks. All ranks call this."""
-        return self._reduce_means(self._gather_rows({"names": sorted(self._sums)}))
+        return self._reduce_means(self._gather_rows({"names": sorted(self._tick.sums)}))
 
     def _gather_rows(self, row: dict[str, Any]) -> list[dict[str, Any]]:
-        """Return the rows of all ranks, in rank order, if ranks have different turns; else that of this rank."""
-        if not self.is_split:
+        """Return the rows of all ranks, in rank order, if they may differ; else that of this rank."""
+        if not (self.is_split or self._differs_over_ranks):
             return [row]
         self.world.all_ranks.all_reduce_sum(torch.zeros(1)).wait()  # if a rank is gone, this fails at once
         return [json.loads(text) for text in self.world.all_gather_str(json.dumps(row))]
@@ -172,11 +202,11 @@ class StatsCollector:
         if not names:
             return {}
         for name in names:
-            self._sums.setdefault(name, torch.zeros((), dtype=torch.float64))
-            self._counts.setdefault(name, 0)
-        host = copy_to_host(self._sums)
+            self._tick.sums.setdefault(name, torch.zeros((), dtype=torch.float64))
+            self._tick.counts.setdefault(name, 0)
+        host = copy_to_host(self._tick.sums)
         sums = torch.stack([host[name] for name in names])
-        counts = torch.tensor([self._counts[name] for name in names], dtype=torch.float64)
+        counts = torch.tensor([self._tick.counts[name] for name in names], dtype=torch.float64)
         both = torch.stack([sums, counts])
         self.world.all_ranks.all_reduce_sum(both).wait()
         return dict(zip(names, (both[0] / both[1]).tolist()))
@@ -201,8 +231,6 @@ class StatsCollector:
                     histogram[key] = histogram.get(key, 0.0) + count
         return histogram
 
-    def _pop_sent_bytes(self) -> dict[str, int]:
+    def _sent_bytes(self) -> dict[str, int]:
         """Return the bytes sent since the last tick, by player."""
-        sent = {player.name: player.meter.sent_bytes - self._last_sent_bytes[player.name] for player in self.players}
-        self._last_sent_bytes = {player.name: player.meter.sent_bytes for player in self.players}
-        return sent
+        return {player.name: player.meter.sent_bytes - self._tick.sent_bytes[player.name] for player in self.players}

@@ -30,13 +30,11 @@ from paragan.config.validate import (
 )
 from paragan.core.devices import release_memory
 from paragan.core.errors import DeviceOutOfMemory, UsageError
-from paragan.core.jsonl import JsonlFile
 from paragan.data.dataset import Dataset
 from paragan.report.page import write_report
-from paragan.strategies import lag_trace
 from paragan.train.build import build_networks
 from paragan.train.callbacks.best_model import BestModelTracker, recover_interrupted_publish, resolve_best_metric
-from paragan.train.callbacks.log import BadFilesCallback, LogCallback
+from paragan.train.callbacks.log import BadFilesCallback, LogCallback, drop_lines_after
 from paragan.train.callbacks.report_figures import make_final_figures
 from paragan.train.callbacks.sample_images import SampleCallback, draw_reals
 from paragan.train.callbacks.save import CheckpointCallback
@@ -44,7 +42,7 @@ from paragan.train.callbacks.scoring import ScoringCallback, make_feature_space
 from paragan.train.checkpoint import Checkpoints
 from paragan.train.console import RunConsole
 from paragan.train.elastic_loop import ElasticTrainer
-from paragan.train.health.monitor import HealthMonitor, drop_findings_after
+from paragan.train.health.monitor import HealthMonitor
 from paragan.train.health.rollback import retire_undone_checkpoints, roll_back
 from paragan.train.health.rollback_request import RollbackRequested
 from paragan.train.loop import run_training_loop
@@ -105,6 +103,7 @@ class TrainJob:
         """
         run = self.run
         rank_loss_timeout_s = run.strategy.rank_loss_timeout_s
+        min_ranks = run.strategy.min_surviving_ranks
         if self.launch_info.size == 1 or not rank_loss_timeout_s or World.can_adopt():
             return World.join(self.launch_info, device, run.timeout_s)
         for run_dir, addresses, fingerprint in find_live_runs(self.request):
@@ -119,11 +118,13 @@ class TrainJob:
             RunConsole().print(
                 f"rank {self.launch_info.rank} asks to join {run_dir.path}; it is admitted at the next line of stats"
             )
-            world = ElasticWorld.join_run(self.launch_info, device, run.timeout_s, rank_loss_timeout_s, addresses)
+            world = ElasticWorld.join_run(
+                self.launch_info, device, run.timeout_s, rank_loss_timeout_s, addresses, min_ranks
+            )
             if world:
                 self.existing = running
                 return world
-        return ElasticWorld.start(self.launch_info, device, run.timeout_s, rank_loss_timeout_s)
+        return ElasticWorld.start(self.launch_info, device, run.timeout_s, rank_loss_timeout_s, min_ranks=min_ranks)
 
     def _match_running_run(self, run_dir: RunDir, fingerprint: str) -> RunningRun | None:
         """Return the run in a folder if it is the one asked for, else None.
@@ -305,6 +306,7 @@ def run_session(
             run_dir,
             dataset,
             console,
+            callbacks.log,
             callbacks.checkpoint,
             lambda s: rebind_to_world(s.run, world, dataset, s.game, s.clock),
         )
@@ -389,10 +391,7 @@ def open_session(
         if world.is_main or not run_dir.is_shared:
             checkpoints.clear_unfinished()
         if world.is_main:
-            callbacks.log.stats_file.truncate_after(session.clock.step)
-            JsonlFile(run_dir.path / lag_trace.LAGS_FILE).truncate_after(session.clock.step)
-            JsonlFile(run_dir.path / "metrics.jsonl").truncate_after(session.clock.kimg, key="kimg")
-            drop_findings_after(run_dir.path, session.clock.step)
+            drop_lines_after(run_dir.path, session.clock.step, session.clock.kimg)
             recover_interrupted_publish(run_dir.path)
             draw_reals(dataset, run_dir.path, session.game.labels is not None, run.nets)
         world.all_gather_str("open")

@@ -492,6 +492,7 @@ def test_what_users_do_with_networks_works_as_without_a_replica(feature):
 EXCHANGES = (
     *("sync+int8", "CPOAdam-GQ+int4", "gossip", "gossip+int8+topology=ring", "DQGAN", "DPOSG", "sync+sync_period=2"),
     *("sync+sync_period=2+sync_mode=accumulate", "sync+sync_period=2+sync_mode=gradients"),
+    *("sync+sync_period=2+outer=nesterov", "sync+int8+sync_period=3+fragments=2+delay=2"),
 )
 
 

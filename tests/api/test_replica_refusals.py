@@ -366,6 +366,9 @@ def test_options():
         "exchange=gossip"
     ):
         make(exchange="async-gossip")
+    with advises("exchange=sync: outer_d is for a D, and a replica is one player. Use outer"):
+        make(exchange="sync+sync_period=2+outer_d=nesterov")
+    make(exchange="sync+sync_period=2+outer=nesterov")
     with advises("max_norm=1: exchange=DPOSG takes its own steps. Leave max_norm out"):
         make(exchange="DPOSG", max_norm=1.0)
     make(exchange="DPOSG")

@@ -115,6 +115,7 @@ STRATEGIES = {
     "quantized": "quantized",
     "paper's DQGAN": {"name": "quantized", "paper_update": True},
     "local SGD": {"name": "sync", "sync_period": 2},
+    "delayed outer steps": {"name": "sync", "sync_period": 3, "fragments": 2, "delay": 2, "outer": "nesterov"},
     "gossip": "gossip",
     "DPOSG": "DPOSG",
     "asynchronous gossip": "async-gossip",

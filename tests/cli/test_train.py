@@ -30,7 +30,6 @@ def _elsewhere(tmp_path, monkeypatch):
 # Invalid input ------------------------------------------------------------------------------------------
 
 INVALID_LINES = {  # command line -> parts of its error
-    "": ["COMMAND"],
     "tarin digits": ["tarin", "train"],
     "train": ["paragan recipes"],
     "train digts": ["digts", "did you mean digits?"],

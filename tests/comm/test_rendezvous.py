@@ -9,9 +9,9 @@ import threading
 import pytest
 
 from advice import advises
-from paragan.comm.launch_info import LaunchInfo
+from paragan.comm.launch_info import SECRET_ENV, LaunchInfo
 from paragan.comm.process_group import CommunicationError, c10d
-from paragan.comm.rendezvous import SECRET_ENV, rendezvous
+from paragan.comm.rendezvous import rendezvous
 from paragan.comm.store_port import describe_ends
 from processes import free_port
 

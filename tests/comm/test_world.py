@@ -47,6 +47,28 @@ def test_solo_needs_no_process_group():
     world.close()
 
 
+def test_tensors_of_one_rank_on_all(pool):
+    def job(world):
+        import torch
+
+        from paragan.comm.process_group import broadcast_tensors
+
+        rng = torch.Generator().manual_seed(world.rank)
+        odd = torch.randint(256, (3,), generator=rng, dtype=torch.uint8)  # what follows it is not aligned
+        tensors = [torch.randn(2, 3, generator=rng), odd, torch.tensor(7 * world.rank), torch.zeros(0)]
+        tensors += [torch.randn(5, generator=rng).bfloat16(), torch.tensor([torch.nan, world.rank])]
+        received = broadcast_tensors(world.all_ranks, tensors, world.rank == 1)
+        assert broadcast_tensors(world.all_ranks, [], world.rank == 1) == []
+        return tensors, received
+
+    results = pool(3, job)
+    source, _ = results[1]
+    for _, received in results:
+        for x, y in zip(source, received, strict=True):
+            assert x.dtype == y.dtype
+            torch.testing.assert_close(x, y, rtol=0, atol=0, equal_nan=True)
+
+
 def test_groups_of_some_ranks(pool):
     def job(world):
         groups = [world.new_group([0, 2]), world.new_group([1])]

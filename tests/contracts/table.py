@@ -11,7 +11,19 @@ STRATEGIES = {
     "CPOAdam-GQ": ("strategy=CPOAdam-GQ",),
     "sync, own gradients between": ("strategy=sync", "strategy.sync_period=2", "strategy.sync_mode=gradients"),
     "sync, accumulated": ("strategy=sync", "strategy.sync_period=2", "strategy.sync_mode=accumulate"),
+    "sync, sharded": ("strategy=sync", "strategy.shard_optimizer=true"),
     "sync every 2": ("strategy=sync", "strategy.sync_period=2", "strategy.wire=int8"),
+    "sync, Nesterov": ("strategy=sync", "strategy.sync_period=2", "strategy.outer=nesterov"),
+    "quantized, Nesterov": ("strategy=quantized", "strategy.sync_period=2", "strategy.outer=nesterov"),
+    "sync, streaming": ("strategy=sync", "strategy.sync_period=2", "strategy.fragments=2", "strategy.outer=nesterov"),
+    "sync, delayed int8": (
+        *("strategy=sync", "strategy.sync_period=3", "strategy.fragments=2", "strategy.delay=2"),
+        "strategy.wire=int8",
+    ),
+    "sync, sparse": (
+        *("strategy=sync", "strategy.sync_period=2", "strategy.feedback=0.95"),
+        *("strategy.wire=topk", "strategy.wire.fraction=0.1", "strategy.wire.bits=2"),
+    ),
     "async": ("strategy=async", "strategy.split=none"),
     "async teams": ("strategy=async",),
     "async teams int8": ("strategy=async", "strategy.wire=int8", "strategy.snapshot_wire=bf16", "g_batch=32"),
@@ -35,7 +47,16 @@ STRATEGIES = {
 RANK_COUNT_INVARIANT = ("sync", "sync simultaneous", "CPOAdam", "async", "async teams", "async, lags and replay")
 
 # Strategies whose ranks hold different parameters, which agree only in the long run.
-UNREPLICATED = ("sync every 2", "sync, own gradients between", "gossip", "gossip int8", "DPOSG", "Rand-DP-OAdam")
+UNREPLICATED = (
+    *("sync every 2", "sync, own gradients between", "sync, Nesterov", "quantized, Nesterov", "sync, streaming"),
+    *("sync, delayed int8", "sync, sparse", "gossip", "gossip int8", "DPOSG", "Rand-DP-OAdam"),
+)
+
+# Strategies that can play a broken round again, without the rank whose loss broke it.
+REPLAYING = (
+    *("sync", "sync simultaneous", "sync int4", "sync, user wire", "sync every 2", "sync, Nesterov"),
+    *("quantized", "DQGAN sign", "CPOAdam", "CPOAdam-GQ"),
+)
 
 # Objectives and settings under which the contracts hold, too.
 VARIANTS = {

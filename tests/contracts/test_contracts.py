@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -19,6 +20,8 @@ from paragan.plan.predict.simulated_world import lone_world
 from paragan.strategies.base import assign_lanes
 from paragan.train.averaged_model import averaged_networks, consensus_distance, consensus_terms
 from paragan.train.loop import play_round
+from paragan.train.round_snapshot import RoundSnapshot, full_state
+from paragan.train.session import rebind_to_world
 
 spec = importlib.util.spec_from_file_location("table", Path(__file__).with_name("table.py"))
 table = importlib.util.module_from_spec(spec)
@@ -113,6 +116,40 @@ def test_six_and_four_rounds_equal_ten(pool, settings, optimizer, ranks, tmp_pat
         return tiny_run.is_equal(ten(world), six_and_four(world))
 
     assert all([same(World.solo())] if ranks == 1 else pool(ranks, same))
+
+
+class Broken(Exception):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("name", "variant"),
+    [*((name, "plain") for name in table.REPLAYING), ("sync", "kept"), ("sync", "clipped, in groups")],
+)
+def test_a_broken_round_is_played_again(pool, name, variant):
+    settings = (*table.STRATEGIES[name], *table.VARIANTS[variant], "strategy.peer_timeout_s=5")
+    run = tiny_run.make_run(*settings, "nets.batch_norm=true")
+    assert run.strategy.replays_broken_rounds
+
+    def job(world):
+        s = tiny_run.make_session(run, world)
+        snapshot = RoundSnapshot()
+        for _ in range(3):
+            play_round(s)
+            snapshot.capture(s)
+        play_round(s)
+        expected = {name: value.clone() for name, value in full_state(s.game.players).items()}
+        with pytest.raises(Broken), mock.patch.object(s.game.g, "step", side_effect=Broken):
+            play_round(s)  # D has stepped
+        s.clock.step, s.clock.images = snapshot.step, s.run.images_after(snapshot.step)
+        for player in s.game.players:
+            player.drop_round()
+        snapshot.restore(s)
+        s = rebind_to_world(s.run, world, tiny_run.make_dataset(), s.game, s.clock)
+        play_round(s)
+        return tiny_run.is_equal(full_state(s.game.players), expected)
+
+    assert all(pool(2, job))
 
 
 @pytest.mark.parametrize("optimizer", ["adabelief", "lamb", "lookahead"])

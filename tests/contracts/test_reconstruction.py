@@ -115,8 +115,8 @@ def test_before_d_starts_it_does_not_train_and_does_not_judge():
     names = []
     for _ in range(6):
         play_round(s)
-        names.append({name for name in s.stats._sums if name.startswith("Loss/")})
-        s.stats._sums.clear()
+        names.append({name for name in s.stats.copy_tick().sums if name.startswith("Loss/")})
+        s.stats._tick.sums.clear()
         names[-1].add("D moved") if not torch.equal(before, s.game.d.flat.params) else None
     assert all("Loss/G/adversarial" not in n and "Loss/D/loss" not in n and "D moved" not in n for n in names[:2])
     assert {"Loss/D/loss", "D moved"} <= names[2]

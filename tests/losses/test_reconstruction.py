@@ -13,12 +13,13 @@ import tiny_run
 from advice import Case, advises, case_id
 from paragan.config.validate import validate
 from paragan.core.errors import UsageError
+from paragan.core.frozen_features import load_frozen
 from paragan.core.rng import LaneRng
 from paragan.core.schema import config_class
 from paragan.core.spectrograms import MelConfig, mel_filters
 from paragan.core.types import Batch, DiscriminatorOutput, primary_array
 from paragan.losses.adversarial import Adversarial
-from paragan.losses.reconstruction import Reconstruction, load_features
+from paragan.losses.reconstruction import Reconstruction
 from paragan.losses.running_state import attach_state
 
 GAME = (
@@ -118,6 +119,7 @@ def test_several_discriminators_are_summed_and_their_patches_averaged():
     assert (first.logits.tolist(), second.patches) == ([[1, 3, 10]], (2, 1))
 
 
+FIELD = "objective.perceptual_features"
 REFUSED = [
     Case(
         "objective.l1=0", "objective.l1=0: no distance to the data is left. Use --objective.l1=1", ("objective.l1=1",)
@@ -191,11 +193,13 @@ def test_features_that_cannot_be_made_are_refused():
         "objective.perceptual_features=nowhere:Pooling: ModuleNotFoundError: No module named 'nowhere'. Use "
         "module:callable, where the callable returns an nn.Module, and start in the folder of the module"
     ):
-        load_features("nowhere:Pooling", cpu)
-    with advises(f"objective.perceptual_features={__name__}:not_a_module: returned str. Return an nn.Module"):
-        load_features(f"{__name__}:not_a_module", cpu)
+        load_frozen(FIELD, "nowhere:Pooling", cpu)
+    with advises(
+        f"objective.perceptual_features={__name__}:not_a_module: is a callable that returned str. Return an nn.Module"
+    ):
+        load_frozen(FIELD, f"{__name__}:not_a_module", cpu)
     assert __name__ in sys.modules
-    assert not load_features(f"{__name__}:Pooling", cpu).training
+    assert not load_frozen(FIELD, f"{__name__}:Pooling", cpu).training
 
 
 def test_features_are_lists_of_maps_as_advised():

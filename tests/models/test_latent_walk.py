@@ -136,7 +136,7 @@ def test_videos_are_of_a_format_as_advised(tmp_path, monkeypatch):
         write_video(frames, tmp_path / name, 10)
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "imageio_ffmpeg", None)
-        with advises("--video: an .mp4 needs imageio-ffmpeg. Use pip install 'paragan[video]', or a .gif or .webp"):
+        with advises("--video: an .mp4 needs imageio-ffmpeg. Use pip install imageio-ffmpeg, or a .gif or .webp"):
             write_video(frames, tmp_path / "b.mp4", 10)
         for name in ("b.gif", "b.webp"):
             write_video(frames, tmp_path / name, 10)

@@ -6,12 +6,14 @@ After a graph break torch would compile block by block, and run eagerly once it 
 import pytest
 import torch
 
-from paragan.nets import DCGAN, R3GAN, SAGAN, SNGAN, BigGAN, BigGANDeep, ContraGAN, Spec
+from paragan.nets import DCGAN, GAT, R3GAN, SAGAN, SNGAN, BigGAN, BigGANDeep, ContraGAN, Spec, StyleGAN2
 from paragan.nets.spectral_norm import train_mode
 
 FAMILIES = {
     "dcgan": DCGAN(width=8, latent=8),
     "r3gan": R3GAN(width=16),
+    "stylegan2": StyleGAN2(channel_base=256, latent=16, style=16),
+    "gat": GAT(width=16, depth=4, heads=2, latent=8),
     "sngan": SNGAN(width=8, latent=8),
     "sagan": SAGAN(width=8, latent=8, attention=8),
     "biggan": BigGAN(width=4, latent=8, attention=16),

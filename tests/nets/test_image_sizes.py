@@ -9,7 +9,7 @@ from paragan.core.errors import UsageError
 from paragan.core.image_shape import ImageSize
 from paragan.core.schema import from_dict, to_dict
 from paragan.core.types import DiscriminatorOutput
-from paragan.nets import DCGAN, R3GAN, SAGAN, SNGAN, BigGAN, BigGANDeep, ContraGAN, Spec
+from paragan.nets import DCGAN, R3GAN, SAGAN, SNGAN, BigGAN, BigGANDeep, ContraGAN, Spec, StyleGAN2
 from paragan.nets.attention import SelfAttention, attention_resolution
 from paragan.nets.spec import check_size, num_halvings, start_grid
 
@@ -20,6 +20,7 @@ FAMILIES = (
     BigGAN(width=8, latent=60, shared=4),
     BigGANDeep(width=8, latent=8, shared=4),
     ContraGAN(width=8, latent=60, shared=4),
+    StyleGAN2(channel_base=2048, channel_max=32, latent=8, style=8, mapping_layers=1),
     R3GAN(width=32, latent=8, group=4, blocks=1),
 )
 RANGES = ((1, None), (1, 8), (3, 8))  # halvings of all families

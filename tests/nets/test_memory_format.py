@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from paragan.nets import DCGAN, R3GAN, SNGAN, Spec
+from paragan.nets import DCGAN, R3GAN, SNGAN, Spec, StyleGAN2
 from paragan.nets.memory_format import (
     FlattenCL,
     MemoryFormat,
@@ -19,7 +19,12 @@ from paragan.nets.memory_format import (
 )
 
 FORMATS = (torch.contiguous_format, torch.channels_last)
-FAMILIES = {"dcgan": DCGAN(width=8, latent=16), "sngan": SNGAN(width=8, latent=16), "r3gan": R3GAN(width=16, group=8)}
+FAMILIES = {
+    "dcgan": DCGAN(width=8, latent=16),
+    "sngan": SNGAN(width=8, latent=16),
+    "r3gan": R3GAN(width=16, group=8),
+    "stylegan2": StyleGAN2(channel_base=256, latent=16, style=16),
+}
 
 
 def strides(x):

@@ -7,6 +7,7 @@ import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorDeviceMismatchError
 
 from fake_cuda import fake_cuda
+from paragan.core.types import primary_array
 from paragan.nets import Spec
 from paragan.recipes import RECIPES
 
@@ -29,7 +30,7 @@ def test_networks_stay_on_the_device(name):
     with fake_cuda() as device:
         labels = torch.zeros(batch, dtype=torch.int64, device=device)
         g, d = run.nets.generator(Spec(size, channels, 10)), run.nets.discriminator(Spec(size, channels, 10))
-        images = call_on(device, g, torch.randn(batch, run.nets.latent, device=device), labels)
+        images = primary_array(call_on(device, g, torch.randn(batch, run.nets.latent, device=device), labels))
         verdict = call_on(device, d, images, labels)
     assert images.shape == (batch, channels, size, size)
     assert {x.device for x in torch.utils._pytree.tree_leaves(verdict) if torch.is_tensor(x)} <= {device}

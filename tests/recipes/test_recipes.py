@@ -36,9 +36,11 @@ def test_a_recipe_is_a_run_that_can_be_played(name):
 
 
 def test_every_family_exists_for_every_set():
-    families = ("sngan", "sagan", "biggan", "contragan", "r3gan")
+    families = ("sngan", "sagan", "biggan", "contragan", "r3gan", "stylegan2", "gat")
     expected = {f"{family}-{data}" for family in families for data in DATASETS}
-    assert set(published_recipes()) == expected | {f"biggan-imagenet{size}" for size in (256, 512, 1024)}
+    expected |= {f"{family}{size}" for family in ("biggan-imagenet", "stylegan2-") for size in (256, 512, 1024)}
+    expected.add("gat-tiny-cifar10")
+    assert set(published_recipes()) == expected
 
 
 def test_what_was_published():
@@ -51,6 +53,26 @@ def test_what_was_published():
     assert (middle.batch, middle.d_steps, middle.g.optimizer.lr, middle.d.optimizer.lr) == (256, 1, 1e-4, 4e-4)
     assert (large.batch, large.d_steps, large.g.optimizer.lr, large.d.optimizer.lr) == (2048, 2, 5e-5, 2e-4)
     assert large.ema.half_life_kimg == pytest.approx(6931.1 * 4.096, rel=1e-3)  # 0.9999 a step of 2 x 2,048
+
+
+def test_stylegan2_with_lazy_regularization():
+    """Karras et al. 2020 (ADA), table of settings; StyleGAN2, appendix B: rates and betas for lazy penalties."""
+    small, large = get_recipe("stylegan2-cifar10"), get_recipe("stylegan2-1024")
+    assert (small.objective.r1, small.objective.path_length, small.nets.style_mixing) == (0.01, 0, 0)
+    assert (small.batch, small.g.optimizer.lr, small.kimg) == (64, 2.5e-3, 100_000)
+    assert small.d.optimizer.lr == pytest.approx(2.5e-3 * 16 / 17)
+    assert (large.objective.r1, large.objective.path_length, large.objective.path_length_every) == (2, 2, 4)
+    assert large.g.optimizer.lr == pytest.approx(2e-3 * 4 / 5)
+    assert large.g.optimizer.betas == pytest.approx((0, 0.99 ** (4 / 5)))
+    assert large.d.optimizer.betas == pytest.approx((0, 0.99 ** (16 / 17)))
+
+
+def test_rates_of_gat_follow_width_and_batch():
+    """Hyun et al. 2025: 2e-4 for a width of 768 and 512 images, inversely proportional to the width."""
+    small, tiny = get_recipe("gat-cifar10"), get_recipe("gat-tiny-cifar10")
+    assert (small.nets.width, small.batch, small.g.optimizer.lr, small.d.optimizer.lr) == (384, 512, 4e-4, 4e-4)
+    assert tiny.g.optimizer.lr == pytest.approx(2e-4 * 768 / 128 * (64 / 512) ** 0.5, rel=1e-2)
+    assert (small.g.optimizer.betas, small.g.max_norm, small.objective.r1) == ((0, 0.99), 1, 0.1)
 
 
 PARAMETERS = {  # G and D together: StudioGAN's figures for CIFAR-10, ParaGAN's Table 1 for ImageNet

@@ -289,7 +289,7 @@ class Sign:
 
 
 class _Sparsifier:
-    """Sends a fraction of the numbers without loss, with their positions; the others become zero."""
+    """Sends a fraction of the numbers, with their positions; the others become zero."""
 
     lossy: ClassVar[bool] = True
     feedback: ClassVar[float] = 1.0
@@ -305,27 +305,46 @@ class _Sparsifier:
 
 @config_class
 class TopK(_Sparsifier):
-    """The `fraction` of the numbers with the largest magnitude, without loss (Stich et al. 2018).
+    """The `fraction` of the numbers with the largest magnitude (Stich et al. 2018), without loss or in few bits each.
 
     fraction : of the numbers that are sent
+    bits     : of each of them: 32, or fewer, as int8, int4 and int2 encode them (SparseLoCo sends 2)
     """
 
     name: Literal["topk"] = "topk"
     fraction: Fraction = 0.01
+    bits: Literal[32, 8, 4, 2] = 32
+
+    @property
+    def value_wire(self) -> Compressor:
+        """The wire of the numbers that are sent, in the order of their positions."""
+        return VALUE_WIRES[self.bits]
 
     def nbytes(self, n: int) -> int:
-        return 4 * self.num_sent(n) + -(-position_bytes(n, self.num_sent(n)) // 4) * 4
+        k = self.num_sent(n)
+        return -(-(self.value_wire.nbytes(k) + position_bytes(n, k)) // 4) * 4
+
+    def delta(self, n: int) -> float:
+        """Return the part of |v|^2 that is in the largest numbers at least, times the part that their wire keeps."""
+        return super().delta(n) * self.value_wire.delta(self.num_sent(n))
 
     def encode(self, x: Tensor, out: Tensor, seed: int) -> None:
         k = self.num_sent(len(x))
+        start = self.value_wire.nbytes(k)
         positions = x.abs().topk(k, sorted=False).indices.sort().values
-        out[: 4 * k].view(torch.float32).copy_(_select_values(x, positions))
-        encode_positions(positions, len(x), out[4 * k :][: position_bytes(len(x), k)])
+        self.value_wire.encode(_select_values(x, positions), out[:start], seed)
+        encode_positions(positions, len(x), out[start:][: position_bytes(len(x), k)])
 
     def decode(self, data: Tensor, out: Tensor) -> None:
         k = self.num_sent(len(out))
-        positions = decode_positions(data[4 * k :][: position_bytes(len(out), k)], len(out), k)
-        out.zero_()[positions] = data[: 4 * k].view(torch.float32)
+        start = self.value_wire.nbytes(k)
+        positions = decode_positions(data[start:][: position_bytes(len(out), k)], len(out), k)
+        values = out.new_empty(k)
+        self.value_wire.decode(data[:start], values)
+        out.zero_()[positions] = values
+
+
+VALUE_WIRES: dict[int, Compressor] = {32: Exact(), 8: Int8(), 4: Int4(), 2: Int2()}  # by `TopK.bits`
 
 
 @config_class

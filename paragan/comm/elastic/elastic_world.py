@@ -14,7 +14,11 @@ Ranks may notice a loss at different times, and a frozen one may wake at any mom
 again which rank leads, which memberships the others are in, and which ranks report to it. If these contradict each
 other, the attempt fails with CommunicationError and is repeated.
 
-The strategies for which this works (gossip) and the loop around it are in train/elastic_loop.py.
+A rank reports with the step that it can continue with, and with its generation: how often ranks had agreed on the
+parameters that it has. A round may have ended on some survivors and broken on others. Those of the highest generation
+keep their parameters; the others get them from a member that has them, as ranks that join do.
+
+The loop around it is train/elastic_loop.py.
 """
 
 from __future__ import annotations
@@ -64,6 +68,7 @@ from paragan.comm.world import FAULT_WINDOW_S, World
 from paragan.core.errors import RunError
 
 CANCELLED_KEY = "cancelled"  # set in the store of a group that is not to be used any more
+DRAIN_S = 0.1  # for the threads of a broken group to stop writing what had arrived for it
 STARTUP_TIMEOUT_S = 20.0  # how long an answer may take while processes start: imports can block their threads
 
 
@@ -91,6 +96,7 @@ class ElasticWorld(World):
     original_rank  : the number with which this rank was started, below `initial_size`
     joined_late    : whether it joined a run that was already training
     link_timeout_s : how long a rank may be silent until it counts as lost
+    min_ranks      : with how many ranks it continues at least
     started        : whether training has started; before that, silent ranks get more time
     membership     : which ranks belong to the world now
     addresses      : of the stores of all ranks known so far
@@ -100,13 +106,20 @@ class ElasticWorld(World):
     is_elastic: ClassVar[bool] = True
 
     def __init__(
-        self, launch_info: LaunchInfo, device: torch.device, address: str, timeout_s: float, link_timeout_s: float
+        self,
+        launch_info: LaunchInfo,
+        device: torch.device,
+        address: str,
+        timeout_s: float,
+        link_timeout_s: float,
+        min_ranks: int,
     ):
         self._server = KVServer(address)
         super().__init__(launch_info, device, self._server, SingleRankGroup(), timeout_s)
         self.original_rank = launch_info.rank
         self.joined_late = False
         self.link_timeout_s = link_timeout_s
+        self.min_ranks = min_ranks
         self.started = False
         self.membership = Membership(-1, (), 0, self.original_rank, "", {}, {})
         self.active_s = 0.0
@@ -131,6 +144,7 @@ class ElasticWorld(World):
         timeout_s: float,
         link_timeout_s: float,
         env: Mapping[str, str] = os.environ,
+        min_ranks: int = 2,
     ) -> ElasticWorld:
         """Form the world of all ranks, which find each other at MASTER_ADDR. It is not needed later.
 
@@ -140,6 +154,7 @@ class ElasticWorld(World):
             timeout_s: of the rendezvous, and of every collective.
             link_timeout_s: how long a rank may be silent until it counts as lost.
             env: has MASTER_ADDR and MASTER_PORT.
+            min_ranks: with how many ranks it continues at least.
 
         Raises:
             CommunicationError: a rank is missing.
@@ -149,7 +164,7 @@ class ElasticWorld(World):
             launch_info, env, timeout_s, "strategies that survive lost ranks"
         )
         local_host = local_address_towards(master_address(env))
-        world = ElasticWorld(launch_info, device, local_host, timeout_s, link_timeout_s)
+        world = ElasticWorld(launch_info, device, local_host, timeout_s, link_timeout_s, min_ranks)
         world._rendezvous_store = rendezvous_store  # keeps it open: other ranks may still read from it
         world.store = PrefixStore(rendezvous_store, "paragan/" + env.get("TORCHELASTIC_RESTART_COUNT", "0"))
         addresses: dict[int, ServerAddress] = {}
@@ -173,6 +188,7 @@ class ElasticWorld(World):
         timeout_s: float,
         link_timeout_s: float,
         addresses: Mapping[int, ServerAddress],
+        min_ranks: int = 2,
     ) -> ElasticWorld | None:
         """Join a run that is already training.
 
@@ -182,6 +198,7 @@ class ElasticWorld(World):
             timeout_s: of every collective.
             link_timeout_s: how long a rank may be silent until it counts as lost.
             addresses: of the stores of the run's members, by their original rank.
+            min_ranks: with how many ranks it continues at least.
 
         Returns:
             The world, or None if none of the members can be reached.
@@ -191,7 +208,7 @@ class ElasticWorld(World):
         if not reachable:
             return None
         local_host = local_address_towards(next(iter(reachable.values()))[:2])
-        world = ElasticWorld(launch_info, device, local_host, timeout_s, link_timeout_s)
+        world = ElasticWorld(launch_info, device, local_host, timeout_s, link_timeout_s, min_ranks)
         world.joined_late = True
         world._add_peers(reachable)
         world.request_join()
@@ -294,27 +311,30 @@ class ElasticWorld(World):
 
     # continuing without lost ranks --------------------------------------------------------------------------------
 
-    def reform(self, step: int) -> Membership:
+    def reform(self, step: int, generation: int = 0) -> Membership:
         """Leave the broken group, and form one of the surviving ranks.
 
         A rank that was left out asks to join, and comes back without state.
 
         Args:
-            step: the round that this rank is at.
+            step: the round that this rank can continue with; -1: it has no parameters.
+            generation: how often ranks had agreed on the parameters that it has.
 
         Raises:
             QuorumLostError: too few ranks remain. If they include this one, they are a group for a last checkpoint.
             CommunicationError: no group was formed within the timeout.
         """
         deadline = self.active_s + self.timeout_s
+        self._leave_group()
+        time.sleep(DRAIN_S)
         while True:
             self._leave_group()
             try:
                 leader = self._leader()
                 if leader == self.original_rank:
-                    membership = self._lead_reform(step, deadline)
+                    membership = self._lead_reform(step, generation, deadline)
                 else:
-                    membership = self._follow_leader(leader, step)
+                    membership = self._follow_leader(leader, step, generation)
                 if self.original_rank not in membership.members:
                     raise QuorumLostError(f"the other ranks stop: {membership.shutdown_reason}")
                 self._adopt_membership(membership)
@@ -360,13 +380,14 @@ class ElasticWorld(World):
         if self._leader() != leader:
             raise CommunicationError(f"leader changed while reporting (was rank {leader})")
 
-    def _lead_reform(self, step: int, deadline: float) -> Membership:
+    def _lead_reform(self, step: int, generation: int, deadline: float) -> Membership:
         """Wait until all survivors have reported, and send them the next membership."""
         while True:
             self._check_leader(self.original_rank)
             latest = self._latest_membership()
             reports = self._join_protocol.pending_reports(latest.members)
-            reports[self.original_rank] = SurvivorReport(self._join_protocol.next_number(), step, self.membership.epoch)
+            number = self._join_protocol.next_number()
+            reports[self.original_rank] = SurvivorReport(number, step, self.membership.epoch, generation)
             missing = [r for r in latest.members if r not in reports and self._is_survivor(r)]
             if not missing:
                 break
@@ -385,14 +406,14 @@ class ElasticWorld(World):
         lost = [r for r in latest.members if r not in members]
         exited = [r for r in lost if r not in self._heartbeats or self._heartbeats[r].exited]
         without_state = tuple(r for r in members if reports[r].step < 0)
-        shutdown_reason = find_shutdown_reason(latest.members, members, without_state, exited)
+        shutdown_reason = find_shutdown_reason(latest.members, members, without_state, exited, self.min_ranks)
         if shutdown_reason and len(members) > len(without_state):  # ranks without state have nothing to save
             members = tuple(r for r in members if r not in without_state)
-            without_state = ()
+        step, without_state = continue_from({r: reports[r] for r in members})
         return Membership(
             epoch=max(latest.epoch, *(report.epoch for report in reports.values())) + 1,
             members=members,
-            step=max(report.step for report in reports.values()),
+            step=step,
             store_rank=self.original_rank,
             store_prefix=f"reform {next(self._attempts)}",
             addresses={r: self.addresses[r] for r in members},
@@ -400,13 +421,14 @@ class ElasticWorld(World):
             without_state=without_state,
             shutdown_reason=shutdown_reason,
             partitioned=bool(shutdown_reason) and len(exited) < len(lost),
+            after_loss=True,
         )
 
-    def _follow_leader(self, leader: int, step: int) -> Membership:
+    def _follow_leader(self, leader: int, step: int, generation: int) -> Membership:
         """Report to the leader, and wait for the next membership."""
         with (
             KVClient(self.addresses[leader], REPLY_TIMEOUT_S) as client,
-            self._join_protocol.reporting(client, step, self.membership.epoch) as number,
+            self._join_protocol.reporting(client, step, self.membership.epoch, generation) as number,
         ):
             while not (membership := self._join_protocol.read_answer(client, number)):
                 self._check_leader(leader)
@@ -608,8 +630,24 @@ class ElasticWorld(World):
             self._disconnect(GroupState.BROKEN)
 
 
+def continue_from(reports: Mapping[int, SurvivorReport]) -> tuple[int, tuple[int, ...]]:
+    """Return the step from which the ranks that reported continue, and those that need the parameters of another one.
+
+    Ranks of the highest generation keep their parameters. Where ranks agree in every round, a rank of a higher one has
+    exactly what the others would have; else they may be some steps apart, and continue from the largest.
+    """
+    with_state = [report for report in reports.values() if report.step >= 0]
+    generation = max((report.generation for report in with_state), default=0)
+    step = max((report.step for report in with_state if report.generation == generation), default=-1)
+    return step, tuple(r for r, report in reports.items() if report.step < 0 or report.generation < generation)
+
+
 def find_shutdown_reason(
-    previous: Sequence[int], present: Sequence[int], without_state: Sequence[int], exited: Sequence[int]
+    previous: Sequence[int],
+    present: Sequence[int],
+    without_state: Sequence[int],
+    exited: Sequence[int],
+    min_ranks: int = 2,
 ) -> str:
     """Return why the present ranks cannot continue; empty if they can.
 
@@ -618,6 +656,7 @@ def find_shutdown_reason(
         present: those that reported.
         without_state: those of them that have no parameters yet.
         exited: those of the lost ones whose processes are known to have ended.
+        min_ranks: with how many ranks they continue at least.
     """
     lost = [r for r in previous if r not in present]
     names, missing = ", ".join(map(str, present)), ", ".join(map(str, lost))
@@ -625,6 +664,7 @@ def find_shutdown_reason(
         return "no remaining rank has parameters"
     if 2 * len(present) <= len(previous) - len(exited):
         return f"rank {missing} cannot be reached, and rank {names} {'is' if len(present) == 1 else 'are'} no majority"
-    if len(present) == 1:
-        return f"rank {missing} {'has' if len(lost) == 1 else 'have'} ended: no other rank remains"
+    if len(present) < min_ranks:
+        remaining = "no other rank remains" if len(present) == 1 else f"fewer than min_ranks={min_ranks} remain"
+        return f"rank {missing} {'has' if len(lost) == 1 else 'have'} ended: {remaining}"
     return ""

@@ -25,7 +25,8 @@ class Membership:
     store_prefix    : of the keys there; another one for every attempt
     addresses       : of the members' stores
     answered        : the number of each rank's latest request that this answers; earlier requests are void
-    without_state   : members that have no parameters yet
+    without_state   : members that have no parameters yet, or whose parameters lack an agreement that others have
+    after_loss      : whether it was formed because a group broke: a round, or what follows one, may be incomplete
     shutdown_reason : why it is only for a last checkpoint; empty if training continues
     partitioned     : whether it shuts down because other ranks cannot be reached. They may be training on, so this part
                       must not write to the run folder what they would find.
@@ -41,6 +42,7 @@ class Membership:
     without_state: tuple[int, ...] = ()
     shutdown_reason: str = ""
     partitioned: bool = False
+    after_loss: bool = False
 
     def to_json(self) -> str:
         """Return it as text."""

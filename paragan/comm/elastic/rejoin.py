@@ -23,11 +23,16 @@ SEQUENCE_WINDOW = 1 << 30  # more than the requests of one process
 
 
 class SurvivorReport(NamedTuple):
-    """What a surviving rank reports: the step and the epoch that it is at."""
+    """The report of a surviving rank: the step and the epoch that it is at.
+
+    step       : the round that it can continue with; -1: it has no parameters
+    generation : how often ranks had agreed on the parameters that it has
+    """
 
     number: int
     step: int
     epoch: int
+    generation: int = 0
 
 
 class JoinRequest(NamedTuple):
@@ -65,7 +70,7 @@ class JoinProtocol:
         return next(self._sequence)
 
     @contextlib.contextmanager
-    def reporting(self, leader: KVClient, step: int, epoch: int) -> Generator[int]:
+    def reporting(self, leader: KVClient, step: int, epoch: int, generation: int) -> Generator[int]:
         """Report to a leader, and wait for its answer until this context ends.
 
         Yields:
@@ -74,7 +79,7 @@ class JoinProtocol:
         number = self.next_number()
         self._server.set("waiting_for", str(number))
         try:
-            leader.set(f"report/{self.original_rank}", json.dumps(SurvivorReport(number, step, epoch)))
+            leader.set(f"report/{self.original_rank}", json.dumps(SurvivorReport(number, step, epoch, generation)))
             yield number
         finally:
             self._server.set("waiting_for", "")

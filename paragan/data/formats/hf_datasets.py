@@ -160,8 +160,9 @@ def _load_table(root: Path, location: str) -> tuple[Any, Any]:
     try:
         import datasets  # slow to import, and optional
     except ImportError:
-        remedy = "pip install 'paragan[huggingface]'"
-        raise UsageError(f"data: {location} was saved by Hugging Face `datasets`: {remedy} to read it") from None
+        raise UsageError(
+            f"data: {location} was saved by Hugging Face `datasets`: pip install datasets to read it"
+        ) from None
     with _reraise_as_usage_error(location), _without_progress_bars(datasets):
         dataset = datasets.Dataset.load_from_disk(str(root.absolute()), keep_in_memory=False)
         for name, feature in dataset.features.items():

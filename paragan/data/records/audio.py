@@ -1,4 +1,4 @@
-"""Decode audio files. 16-bit WAV needs nothing; FLAC, Ogg and other WAV need `soundfile` (`paragan[audio]`).
+"""Decode audio files. 16-bit WAV needs nothing; FLAC, Ogg and other WAV need `soundfile` (the extra `audio`).
 
 16-bit audio stays int16, all other is float32 in [-1, 1]. Audio that is truncated, empty or silent counts as damaged.
 """
@@ -119,8 +119,8 @@ def _decode_by_soundfile(data: bytes) -> Audio:
         import soundfile
     except (ImportError, OSError):
         raise UsageError(
-            "data: FLAC, Ogg, and WAV of other than 16 bits need soundfile: pip install 'paragan[audio]', or convert "
-            "the files to 16-bit WAV"
+            "data: FLAC, Ogg, and WAV of other than 16 bits need soundfile: pip install soundfile, or convert the "
+            "files to 16-bit WAV"
         ) from None
     try:
         with soundfile.SoundFile(io.BytesIO(data)) as file:

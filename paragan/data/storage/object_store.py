@@ -259,7 +259,7 @@ def _s3_options() -> dict[str, Any]:
         from boto3.session import Session
         from obstore.auth.boto3 import Boto3CredentialProvider
     except ImportError:
-        raise PermanentError("profiles of AWS need a package: pip install 'paragan[s3]'") from None
+        raise PermanentError("profiles of AWS need a package: pip install boto3") from None
     try:
         return {"credential_provider": Boto3CredentialProvider(Session())}
     except Exception as error:  # botocore's errors have no common class, and there may be no credentials

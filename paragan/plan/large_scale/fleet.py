@@ -125,6 +125,11 @@ def simulate_fleet(
     """
     if strategy.auto_request:
         raise UsageError("strategy=auto: it cannot be simulated. Name the strategies to compare")
+    if strategy.num_fragments > 1 or strategy.rounds_in_flight:
+        raise UsageError(
+            f"strategy={strategy.name}: fragments and a delay cannot be simulated for a fleet. Use fragments=1 and "
+            "delay=0"
+        )
     if strategy.coordination == "none":
         return _IndependentSim(worker_round, config, isolated=True).run(rounds, hours)
     if strategy.coordination == "teams":

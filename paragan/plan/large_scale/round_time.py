@@ -16,7 +16,7 @@ from paragan.comm.flat_params import bucket_bytes
 from paragan.comm.traffic import ring_all_reduce
 from paragan.plan.links import DEFAULT_INTRA_HOST_LINK, Link
 from paragan.plan.predict.network import MAX_IN_FLIGHT, MAX_SEGMENT_BYTES
-from paragan.plan.predict.simulated_world import codec_s_per_number
+from paragan.plan.predict.rank_clock import codec_s_per_number
 from paragan.plan.profile.codec_cost import DEFAULT_CODEC_COST
 from paragan.plan.profile.profile import Profile, TurnProfile, interpolate_turns
 

@@ -7,11 +7,17 @@ seconds to sleep, or a `SimEvent` to wait for.
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import threading
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
+
+from paragan.core.errors import UsageError
+
+CANCEL_TIMEOUT_S = 10.0  # of a task that does not wait in simulated time; its thread ends with the process
+MAX_DESCRIBED_TASKS = 4  # of those that wait for something that never happens
 
 
 class Deadlock(RuntimeError):
@@ -93,7 +99,7 @@ class SimClock:
         done.trigger()
 
     def run(self) -> None:
-        """Run scheduled actions until none is left, and all tasks have ended.
+        """Run scheduled actions until none is left, and all tasks have ended or may stop.
 
         Raises:
             Deadlock: tasks still wait.
@@ -102,12 +108,20 @@ class SimClock:
             while self._queue:
                 self.now_s, _, action = heapq.heappop(self._queue)
                 action()
-            waiting = [f"{task.name} waits for {task.awaited}" for task in self._tasks if not task.has_ended]
+            waiting = [task for task in self._tasks if not task.has_ended and not task.may_stop]
             if waiting:
-                raise Deadlock("; ".join(waiting))
+                raise Deadlock(_describe_waiting(waiting))
         finally:
             for task in self._tasks:
                 task.cancel()
+
+
+def _describe_waiting(tasks: Sequence[Task]) -> str:
+    """Say which task waits for what, of the first ones."""
+    words = [f"{task.name} waits for {task.awaited}" for task in tasks[:MAX_DESCRIBED_TASKS]]
+    if len(tasks) > MAX_DESCRIBED_TASKS:
+        words.append(f"{len(tasks) - MAX_DESCRIBED_TASKS} more wait")
+    return "; ".join(words)
 
 
 class _Cancelled(BaseException):
@@ -117,8 +131,9 @@ class _Cancelled(BaseException):
 class Task:
     """Blocking code in simulated time.
 
-    name    : for messages
-    awaited : what it waits for, for messages
+    name     : for messages
+    awaited  : what it waits for, for messages
+    may_stop : it has done what it is for: nobody minds if it waits forever
     """
 
     def __init__(self, clock: SimClock, name: str, function: Callable[[Task], None]):
@@ -126,6 +141,7 @@ class Task:
         self.name = name
         self.awaited = "its start"
         self.has_ended = False
+        self.may_stop = False
         self._function = function
         self._baton, self._returned = threading.Lock(), threading.Lock()
         self._baton.acquire()
@@ -147,6 +163,7 @@ class Task:
 
     def sleep(self, seconds: float) -> None:
         """Let `seconds` of simulated time pass. Called by the task."""
+        self._check_thread()
         if seconds > 0 and not self.clock.skip_to(self.clock.now_s + seconds):
             self.clock.schedule(self.clock.now_s + seconds, self.resume)
             self._yield_baton()
@@ -158,22 +175,34 @@ class Task:
             event: to wait for.
             awaited: what it is, for the message of a deadlock.
         """
+        self._check_thread()
         if not event.triggered:
             self.awaited = awaited
             event.add_callback(lambda: self.clock.schedule(self.clock.now_s, self.resume))
             self._yield_baton()
 
     def cancel(self) -> None:
-        """End the thread. Called by the loop."""
-        if self._thread and not self.has_ended:
+        """End the thread. Called by the loop, which a signal may have interrupted while the task runs."""
+        if self._thread and self._thread.is_alive():
             self._is_cancelled = True
-            self._baton.release()
-            self._thread.join()
+            _release(self._baton)
+            self._thread.join(CANCEL_TIMEOUT_S)
+
+    def _check_thread(self) -> None:
+        """End a thread that the task has started itself: it has no simulated time. The loop raises the reason."""
+        if self._thread and self._thread is not threading.current_thread():
+            self._error = UsageError(
+                f"{self.name}: an exchange sends or waits in a thread of its own, which cannot be predicted. "
+                "Use the thread that calls the exchange"
+            )
+            _release(self._returned)
+            raise SystemExit  # which ends a thread without a word
+        if self._is_cancelled:
+            raise _Cancelled
 
     def _yield_baton(self) -> None:
-        if not self._is_cancelled:
-            self._returned.release()
-            self._baton.acquire()
+        _release(self._returned)
+        self._baton.acquire()
         if self._is_cancelled:
             raise _Cancelled
 
@@ -185,7 +214,13 @@ class Task:
         except BaseException as error:  # raised in the loop
             self._error = error
         self.has_ended = True
-        self._returned.release()
+        _release(self._returned)
+
+
+def _release(lock: threading.Lock) -> None:
+    """Release a lock, also if the loop was interrupted before it has taken it again."""
+    with contextlib.suppress(RuntimeError):
+        lock.release()
 
 
 class SimThreads:

@@ -40,6 +40,10 @@ IDLE_TIMEOUT_S = 0.2  # beyond a round trip; after it, the window of an idle con
 MessageKey = tuple[Hashable, ...]
 
 
+class MessageMismatch(RuntimeError):
+    """Ranks do not agree on what they send each other."""
+
+
 def _no_op() -> None:
     pass
 
@@ -87,7 +91,7 @@ class Network:
         self._routes: dict[tuple[int, int], _Route] = {}
         self._pending_requests: dict[Hashable, int] = {}
         self._pending_sends: dict[Hashable, deque[tuple[int, SimEvent]]] = {}
-        self._pending_recvs: dict[Hashable, deque[SimEvent]] = {}
+        self._pending_recvs: dict[Hashable, deque[tuple[int | None, SimEvent]]] = {}
         self._connections: dict[Hashable, Connection] = {}
         self.sent_bytes: dict[int, int] = {}
 
@@ -106,11 +110,15 @@ class Network:
             self._pending_sends.setdefault(entry, deque()).append((nbytes, sent))
         return sent
 
-    def recv(self, source: int, target: int, key: MessageKey) -> SimEvent:
-        """Request a message from `source` at rank `target`. The returned event is triggered when all of it arrived."""
+    def recv(self, source: int, target: int, key: MessageKey, nbytes: int | None = None) -> SimEvent:
+        """Request a message from `source` at rank `target`. The returned event is triggered when all of it arrived.
+
+        Raises, here or in `send`:
+            MessageMismatch: the message has not the `nbytes` that are expected, if they are.
+        """
         entry = self._message_key(source, target, key)
         received = SimEvent()
-        self._pending_recvs.setdefault(entry, deque()).append(received)
+        self._pending_recvs.setdefault(entry, deque()).append((nbytes, received))
         self._enqueue(target, source, key, REQUEST_BYTES, lambda: self._on_request(source, target, key, entry))
         return received
 
@@ -135,7 +143,9 @@ class Network:
     def _start_transfer(
         self, a: int, b: int, key: MessageKey, message_key: Hashable, nbytes: int, sent: SimEvent
     ) -> None:
-        received = self._pending_recvs[message_key].popleft()
+        expected, received = self._pending_recvs[message_key].popleft()
+        if expected not in (None, nbytes):
+            raise MessageMismatch(f"rank {a} sends {nbytes} bytes to rank {b}, which receives into {expected}")
         sent.trigger()
         self._enqueue(a, b, key, nbytes, received.trigger)
 

@@ -21,6 +21,7 @@ from typing import Any
 from paragan.core.errors import UsageError
 from paragan.plan.links import Link, Links
 from paragan.plan.predict.event_loop import Deadlock
+from paragan.plan.predict.network import MessageMismatch
 from paragan.plan.predict.simulated_game import PlannedRun
 from paragan.plan.predict.simulation import RankTimeline, Simulation, Slowdown, no_jitter, with_balanced_split
 from paragan.plan.profile.profile import Profile
@@ -89,13 +90,13 @@ def predict(
         min_rounds: simulate at least this many rounds; needed if `slowdown` varies.
 
     Raises:
-        UsageError: a round never ends; it says which rank waits for what.
+        UsageError: a round never ends, or ranks do not agree on what they send; it says which rank does what.
     """
     ranks = links.ranks if ranks is None else ranks
     if run.strategy.per_label:
         return _predict_per_label(run, profile, links, ranks)
     run = with_balanced_split(run, profile, ranks)
-    window = RoundWindow(_repeat_period(run.strategy, ranks), min_rounds, _max_swap_rounds(run.strategy))
+    window = RoundWindow.of(run.strategy, ranks, min_rounds)
     simulation = Simulation(run, profile, ranks, window.steps, window.warm_up_rounds, slowdown)
     try:
         num_played = _count_different_ranks(simulation, links)
@@ -104,6 +105,11 @@ def predict(
         raise UsageError(
             f"strategy={run.strategy.name}: a round on {ranks} ranks never ends: {error}. "
             "Let every rank send what others wait for"
+        ) from error
+    except MessageMismatch as error:
+        raise UsageError(
+            f"strategy={run.strategy.name}: a round on {ranks} ranks fails: {error}. "
+            "Let ranks call the same collectives, and send what others receive"
         ) from error
     step_s = window.mean_round_s(timelines)
     return Prediction(
@@ -127,30 +133,51 @@ def predict(
 class RoundWindow:
     """The rounds that are simulated, and means over them.
 
-    period     : rounds after which the strategy repeats
-    min_rounds : timed rounds, at least
-    lag_rounds : rounds that asynchronous links may lag; after as many rounds the times are stationary
+    period           : rounds after which the strategy repeats
+    min_rounds       : timed rounds, at least
+    lag_rounds       : rounds that asynchronous links may lag; after as many rounds the times are stationary
+    sends_in         : the rounds of a period in which something is sent
+    rounds_in_flight : after which it is waited for
     """
 
     period: int
     min_rounds: int = 0
     lag_rounds: int = 0
+    sends_in: tuple[int, ...] = (0,)
+    rounds_in_flight: int = 0
+
+    @staticmethod
+    def of(strategy: Any, ranks: int, min_rounds: int = 0) -> RoundWindow:
+        """Return the rounds that have to be simulated of a strategy."""
+        return RoundWindow(
+            _repeat_period(strategy, ranks),
+            min_rounds,
+            _max_swap_rounds(strategy),
+            strategy.sends_in,
+            strategy.rounds_in_flight,
+        )
 
     @property
     def covers_period(self) -> bool:
         """Whether whole periods are simulated."""
-        return self.period <= MAX_PERIOD_ROUNDS
+        return self.period <= max(MAX_PERIOD_ROUNDS, self.sends_in[-1] + self.rounds_in_flight + 1)
 
     @property
     def warm_up_rounds(self) -> int:
         """Rounds at the beginning that are not timed."""
-        return WARM_UP_ROUNDS + (self.lag_rounds if self.covers_period else 0)
+        return WARM_UP_ROUNDS + (self.lag_rounds + self.rounds_in_flight if self.covers_period else 0)
 
     @property
-    def steps(self) -> range:
+    def steps(self) -> Sequence[int]:
         """All simulated rounds."""
-        if not self.covers_period:  # the exchange is at the end of a period, or at its beginning
-            return range(self.period - MAX_PERIOD_ROUNDS // 2, self.period + MAX_PERIOD_ROUNDS // 2)
+        if not self.covers_period:
+            around = MAX_PERIOD_ROUNDS // 2
+            if self.sends_in == (0,) and self.rounds_in_flight + 1 < around:
+                # the exchange is at the end of a period, or at its beginning
+                return range(self.period - around, self.period + around)
+            busy = {send + i for send in self.sends_in for i in range(-1, self.rounds_in_flight + 2)}
+            first = self.period - 1
+            return [*range(first - WARM_UP_ROUNDS, first), *(self.period + i for i in sorted(busy))]
         rounds = max(MIN_TIMED_ROUNDS, self.min_rounds, ROUNDS_PER_LAG * self.lag_rounds)
         return range(self.warm_up_rounds + self.period * -(-rounds // self.period))
 
@@ -265,19 +292,25 @@ def _mean_staleness(strategy: Any, timelines: Sequence[RankTimeline]) -> float:
 
 
 def _memory_bytes(run: PlannedRun, profile: Profile, ranks: int, timelines: Sequence[RankTimeline]) -> int:
-    """Interpolate the memory that the profiled worker used with this local batch, and add the exchanges' state."""
-    exchange_bytes = max(timeline.exchange_state_bytes for timeline in timelines)
+    """Interpolate the memory that the profiled worker used with this local batch, and add the exchanges' state.
+
+    Where optimizers are sharded, two moments and the average of G are subtracted but for the part of a rank.
+    """
+    other_bytes = max(timeline.exchange_state_bytes for timeline in timelines)
+    if run.strategy.shard_optimizer:
+        whole = 4 * (2 * sum(profile.num_params) + profile.num_params[0])
+        other_bytes -= whole - whole // ranks
     if not profile.memory:
-        return 4 * 4 * sum(profile.num_params) + exchange_bytes
+        return 4 * 4 * sum(profile.num_params) + other_bytes
     points = sorted((m.batch, m.measured_bytes or m.estimated_bytes) for m in profile.memory)
     if len(points) == 1:
-        return points[0][1] + exchange_bytes
+        return points[0][1] + other_bytes
     batch = run.batch / ranks
     i = next((i for i in range(1, len(points) - 1) if batch <= points[i][0]), len(points) - 1)
     batch_a, bytes_a = points[i - 1]
     batch_b, bytes_b = points[i]
     interpolated = round(bytes_a + (bytes_b - bytes_a) * (batch - batch_a) / (batch_b - batch_a))
-    return max(points[0][1], interpolated) + exchange_bytes
+    return max(points[0][1], interpolated) + other_bytes
 
 
 def _predict_per_label(run: PlannedRun, profile: Profile, links: Links, ranks: int) -> Prediction:

@@ -22,7 +22,7 @@ from paragan.core.rng import LaneRng
 from paragan.core.types import Batch, DiscriminatorFn, Loss, run_discriminator
 from paragan.game.game import Game
 from paragan.game.player import Player
-from paragan.plan.predict.simulated_world import RankClock
+from paragan.plan.predict.rank_clock import RankClock
 from paragan.plan.predict.skip_compute import SkipComputeMode, compute_all
 from paragan.plan.profile.profile import Profile, TurnProfile
 
@@ -260,6 +260,7 @@ class StubObjective:
     """Losses whose gradients reach both networks."""
 
     second_order = False
+    uses_fakes = True
     latent_perturbation = 0.0
     replayed_fields: tuple[str, ...] = ()
 
@@ -300,9 +301,10 @@ class PacedPlayer(Player):
         self.net.pace.compute_until(times.backward_s)
         self.net.pace.player = ""
 
-    def _update(self) -> None:
+    def _step_optimizer(self) -> None:
         times = self.net.pace.times[self.name]
-        self.net.pace.clock.compute(times.total_s - times.backward_s)
+        ranks = self.sharded.step_group.size if self.sharded else 1
+        self.net.pace.clock.compute((times.total_s - times.backward_s) / ranks)
 
 
 @dataclass(frozen=True)
@@ -335,7 +337,7 @@ class BucketSizes:
 
         def cut(numels: Sequence[int], numel: int) -> tuple[int, ...]:
             layers = [nn.Parameter(torch.empty(size)) for size in reversed(numels or equal_layers(numel))]
-            flat = FlatParams([("", layer) for layer in layers], least_bytes)
+            flat = FlatParams([("", layer) for layer in layers], least_bytes, run.strategy.num_fragments)
             return tuple(bucket.grads.numel() for bucket in flat.buckets)
 
         with SkipComputeMode(lambda op, numel: None):
@@ -353,7 +355,9 @@ def make_simulated_game(run: PlannedRun, profile: Profile, sizes: BucketSizes, p
     def make_player(index: int, name: str) -> PacedPlayer:
         layers = sizes.g if name == "G" else sizes.d
         net = PacedNet(name, layers, profile.moments_numel[index], shape, dtype, pace)
-        return PacedPlayer(name, net, lambda parameters: torch.optim.SGD(parameters, lr=1.0), bucket_bytes=1)
+        fragments = run.strategy.num_fragments  # whose borders are between two buckets
+        sgd = torch.optim.SGD
+        return PacedPlayer(name, net, lambda parameters: sgd(parameters, lr=1.0), bucket_bytes=1, fragments=fragments)
 
     return SimulatedGame(
         g=make_player(0, "G"),

@@ -1,4 +1,4 @@
-"""A world whose ranks play in simulated time: groups, messages and waits.
+"""A world whose ranks play in simulated time: groups, messages, waits and the store.
 
 Strategies, exchanges and mailboxes work on it unchanged. Messages take the time that plan/predict/network.py says.
 Their numbers are not sent, but for vectors of at most MAX_COMPUTED_NUMEL numbers in all-gathers: ranks act on those,
@@ -7,7 +7,7 @@ such as numbers of rounds.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,62 +18,15 @@ from paragan.comm.launch_info import LaunchInfo
 from paragan.comm.process_group import Group, PolledWork, SingleRankGroup, WaitThread, Work
 from paragan.comm.traffic import Meter, Traffic, all_to_all, ring_all_gather, ring_all_reduce
 from paragan.comm.world import World
+from paragan.core.rng import CPU
 from paragan.plan.predict import network as collectives
 from paragan.plan.predict.event_loop import SimClock, SimEvent, SimThreads, Task
-from paragan.plan.predict.network import MAX_IN_FLIGHT, Network
+from paragan.plan.predict.network import MAX_IN_FLIGHT, MessageMismatch, Network
+from paragan.plan.predict.rank_clock import RankClock, codec_s_per_number
+from paragan.plan.predict.simulated_store import SimulatedStore, StoreServer
 from paragan.plan.predict.skip_compute import MAX_COMPUTED_NUMEL
 
-COMPUTE, CODEC = "compute", "codec"
-
-
-def codec_s_per_number(codec_cost: Mapping[str, float], op: str) -> float:
-    """Return the seconds per number of an operation: of "int8/encode", else of "encode", else 0."""
-    return codec_cost.get(op, codec_cost.get(op.rpartition("/")[2], 0.0))
-
-
-class RankClock:
-    """The time of one rank, as its task spends it.
-
-    Time is spent at once only where it matters to others: before a message, and before a look at what has arrived.
-
-    step      : the round that the rank plays
-    slowdown  : factor on the time of computing in this round
-    spent_s   : so far, by COMPUTE and CODEC
-    link_ages : of the messages that arrived over links that may lag, in rounds
-    """
-
-    def __init__(self, task: Task, codec_cost: Mapping[str, float]):
-        self.task = task
-        self.codec_cost = codec_cost
-        self.step = 0
-        self.slowdown = 1.0
-        self.spent_s = {COMPUTE: 0.0, CODEC: 0.0}
-        self.link_ages: list[int] = []
-        self._due_s = 0.0
-
-    def compute(self, seconds: float) -> None:
-        """Spend time that the networks compute."""
-        self._spend(COMPUTE, self.slowdown * seconds)
-
-    def run_codec(self, op: str, numel: int) -> None:
-        """Spend the time of an operation of an exchange on `numel` numbers: "pass", "int8/encode"."""
-        self._spend(CODEC, numel * codec_s_per_number(self.codec_cost, op))
-
-    def _spend(self, kind: str, seconds: float) -> None:
-        self.spent_s[kind] += seconds
-        self._due_s += seconds
-
-    def catch_up(self) -> float:
-        """Let the spent time pass. Returns the time that it is then."""
-        due_s = self._due_s
-        self._due_s = 0.0
-        self.task.sleep(due_s)
-        return self.task.clock.now_s
-
-    def wait(self, event: SimEvent, awaited: str) -> None:
-        """Wait for an event."""
-        self.catch_up()
-        self.task.wait(event, awaited)
+MAX_DESCRIBED_RANKS = 8
 
 
 @dataclass(frozen=True)
@@ -106,13 +59,16 @@ class SimulatedLinks:
 
     network     : None: every message arrives at once, also if nobody sends it (to record what one rank sends)
     num_playing : ranks that have not played their last round
+    store       : what ranks have written to the key-value store
     """
 
     clock: SimClock
     network: Network | None
     num_playing: int = 1
+    store: StoreServer = field(default_factory=StoreServer)
     _threads: dict[tuple[int, tuple[int, ...]], SimThreads] = field(default_factory=dict)  # pyright: ignore
     _vectors: dict[tuple[tuple[int, ...], int], dict[int, Tensor]] = field(default_factory=dict)  # pyright: ignore
+    _first_calls: dict[tuple[tuple[int, ...], int], _Call] = field(default_factory=dict)  # pyright: ignore
 
     def start_collective(
         self, kind: str, members: tuple[int, ...], index: int, number: int, nbytes: int, reduce_s_per_byte: float
@@ -120,6 +76,7 @@ class SimulatedLinks:
         """Start the `number`-th collective of a group at rank `members[index]`. The event is triggered at its end."""
         if self.network is None:
             return _triggered()
+        self._check_same_call((members, number), _Call(kind, nbytes, members[index]))
         threads = self._threads.setdefault((members[index], members), SimThreads(self.clock, MAX_IN_FLIGHT))
         key = (members, number)
         if kind == "all_reduce":
@@ -127,13 +84,18 @@ class SimulatedLinks:
         play = collectives.all_gather if kind == "all_gather" else collectives.all_to_all
         return threads.submit(play(self.network, members, index, key, nbytes))
 
+    def _check_same_call(self, key: tuple[tuple[int, ...], int], call: _Call) -> None:
+        first = self._first_calls.setdefault(key, call)
+        if (first.kind, first.nbytes) != (call.kind, call.nbytes):
+            raise MessageMismatch(f"in collective number {key[1]} of their group, {first} and {call}")
+
     def start_send_recv(
         self, rank: int, key: tuple[Any, ...], sends: Mapping[int, int], recvs: Mapping[int, int]
     ) -> SimEvent:
         """Exchange messages with other ranks. The event is triggered when all have left and arrived."""
         if self.network is None:
             return _triggered()
-        events = [self.network.recv(j, rank, key) for j in recvs]
+        events = [self.network.recv(j, rank, key, nbytes) for j, nbytes in recvs.items()]
         events += [self.network.send(rank, j, key, nbytes) for j, nbytes in sends.items()]
         return self.clock.start_process(event for event in events)
 
@@ -144,6 +106,18 @@ class SimulatedLinks:
         if len(vectors) == len(members):
             del self._vectors[members, number]
         return vectors
+
+
+@dataclass(frozen=True)
+class _Call:
+    """Of a collective, by one rank of the world."""
+
+    kind: str
+    nbytes: int
+    rank: int
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} calls {self.kind} with {self.nbytes} bytes"
 
 
 def _triggered() -> SimEvent:
@@ -174,10 +148,14 @@ class SimulatedPolledWork(PolledWork):
         super().__init__(simulated, wait_thread)
         self.simulated = simulated
         self._start_step: int | None = simulated.rank.step
+        self._last_poll_s = -1.0
 
     @property
     def is_done(self) -> bool:
-        self.simulated.rank.catch_up()
+        now_s = self.simulated.rank.catch_up()
+        if now_s == self._last_poll_s and not self.simulated.event.triggered:
+            now_s = self.simulated.rank.wait_a_moment(self.simulated.awaited)  # a loop that polls
+        self._last_poll_s = now_s
         if self.simulated.event.triggered and self._start_step is not None:
             self.simulated.rank.link_ages.append(self.simulated.rank.step - self._start_step)
             self._start_step = None
@@ -237,6 +215,7 @@ class SimulatedGroup:
 
     def all_gather(self, x: Tensor, out: Tensor | None = None) -> tuple[Tensor, Work]:
         rows = x.new_empty(self.size, *x.shape) if out is None else out
+        self._check_room("all_gather", self.size * x.numel(), rows)
         on_arrival = self._fill_rows(rows, x) if x.numel() <= MAX_COMPUTED_NUMEL else None
         return rows, self._start("all_gather", x, ring_all_gather(x.nbytes, self.size), on_arrival)
 
@@ -251,16 +230,27 @@ class SimulatedGroup:
         return fill
 
     def all_to_all(self, x: Tensor, out: Tensor) -> Work:
+        self._check_room("all_to_all", x.numel(), out)
         return self._start("all_to_all", x, all_to_all(x.nbytes, self.size))
 
     def send_recv(self, sends: Mapping[int, Tensor], recvs: Mapping[int, Tensor], tag: int = 0) -> Work:
+        self._check_peers({*sends, *recvs})
         self.meter.count(Traffic(sum(x.nbytes for x in sends.values()), len(sends)))
         sent, received = ({self.members[j]: x.nbytes for j, x in some.items()} for some in (sends, recvs))
         self._record(Message("send_recv", self.members, sent, received, tag))
         self.clock.catch_up()
         event = self.links.start_send_recv(self.members[self.index], (self.members, tag), sent, received)
-        others = ", ".join(map(str, received or sent))
-        return SimulatedWork(event, self.clock, f"a message {'of' if received else 'to'} rank {others} (tag {tag})")
+        others = _describe_ranks(received or sent)
+        return SimulatedWork(event, self.clock, f"a message {'of' if received else 'to'} {others} (tag {tag})")
+
+    def _check_peers(self, peers: Collection[int]) -> None:
+        for peer in peers:
+            if peer == self.index or not 0 <= peer < self.size:
+                raise MessageMismatch(f"rank {self.index} of {self.size} exchanges a message with rank {peer}")
+
+    def _check_room(self, kind: str, numel: int, out: Tensor) -> None:
+        if out.numel() != numel or numel % self.size:
+            raise MessageMismatch(f"{kind} of {self.size} ranks writes {numel} numbers into {out.numel()}")
 
     def _start(
         self, kind: str, x: Tensor, traffic: Traffic, on_arrival: Callable[[], None] | None = None
@@ -271,12 +261,18 @@ class SimulatedGroup:
         self.clock.catch_up()
         reduce_s = codec_s_per_number(self.clock.codec_cost, "pass") / 4
         event = self.links.start_collective(kind, self.members, self.index, self._count[0], x.nbytes, reduce_s)
-        ranks = ", ".join(map(str, self.members))
-        return SimulatedWork(event, self.clock, f"{kind} number {self._count[0]} of ranks {ranks}", on_arrival)
+        awaited = f"{kind} number {self._count[0]} of {_describe_ranks(self.members)}"
+        return SimulatedWork(event, self.clock, awaited, on_arrival)
 
     def _record(self, message: Message) -> None:
         if self.log is not None:
             self.log.append(message)
+
+
+def _describe_ranks(ranks: Collection[int]) -> str:
+    if len(ranks) > MAX_DESCRIBED_RANKS:
+        return f"{len(ranks)} ranks from {min(ranks)} to {max(ranks)}"
+    return f"rank{'s'[: len(ranks) - 1]} {', '.join(map(str, ranks))}"
 
 
 class SimulatedWorld(World):
@@ -286,9 +282,17 @@ class SimulatedWorld(World):
     """
 
     def __init__(
-        self, ranks: int, rank: int, links: SimulatedLinks, clock: RankClock, log: list[Message] | None = None
+        self,
+        ranks: int,
+        rank: int,
+        links: SimulatedLinks,
+        clock: RankClock,
+        log: list[Message] | None = None,
+        device: torch.device = CPU,
     ):
-        super().__init__(LaunchInfo(rank, ranks), torch.device("cpu"), World.solo().store, SingleRankGroup(), 60.0)
+        round_trip_s = 2 * links.network.latency_between(rank, 0) if links.network else 0.0
+        self.simulated_store = SimulatedStore(links.store, clock, round_trip_s)
+        super().__init__(LaunchInfo(rank, ranks), device, self.simulated_store, SingleRankGroup(), 60.0)
         self.links = links
         self.clock = clock
         self.log = log
@@ -305,7 +309,17 @@ class SimulatedWorld(World):
         return SimulatedWaitThread(self.timeout_s)
 
     def all_gather_str(self, text: str, timeout_s: float | None = None) -> list[str]:
-        return [text] * self.size
+        network = self.links.network
+        if network is None or network.symmetric:  # ranks that are not simulated do the same as this one
+            round_trip_s = 2 * network.latency_between(0, self.size - 1) if network else 0.0
+            self.clock.sleep((1 + 2 * self.size) * round_trip_s)
+            return [text] * self.size
+        self._gather_count += 1
+        keys = [f"gather/{self._gather_count}/{rank}" for rank in range(self.size)]
+        self.store.set(keys[self.rank], text)
+        for key in keys:
+            self.simulated_store.wait(key)
+        return [self.store.get(key).decode() for key in keys if self.store.check([key])]
 
     def _make_group(self, ranks: Iterable[int]) -> Group:
         members = tuple(ranks)
@@ -315,8 +329,11 @@ class SimulatedWorld(World):
         return SimulatedGroup(self.links, self.clock, members, members.index(self.rank), self.log, _count=count)
 
 
-def lone_world(ranks: int, rank: int = 0) -> SimulatedWorld:
-    """Return a world as one of its ranks sees it that is alone there: enough to build a role."""
+def lone_world(ranks: int, rank: int = 0, device: torch.device = CPU) -> SimulatedWorld:
+    """Return a world as one of its ranks sees it that is alone there: enough to build a role.
+
+    Its collectives end at once; what other ranks would send stays undefined.
+    """
     clock = SimClock()
     task = Task(clock, f"rank {rank}", lambda task: None)
-    return SimulatedWorld(ranks, rank, SimulatedLinks(clock, None), RankClock(task, {}))
+    return SimulatedWorld(ranks, rank, SimulatedLinks(clock, None), RankClock(task, {}), device=device)

@@ -13,6 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
+
 from paragan.comm.bucket import Bucket
 from paragan.core.types import Batch
 from paragan.game.player import Player
@@ -20,6 +22,7 @@ from paragan.game.turn import Turn, TurnGroup, play_turn_groups
 from paragan.plan.links import Links
 from paragan.plan.predict.event_loop import SimClock, Task
 from paragan.plan.predict.network import Network
+from paragan.plan.predict.rank_clock import CODEC, COMPUTE, RankClock
 from paragan.plan.predict.simulated_game import (
     BucketSizes,
     Pace,
@@ -31,7 +34,7 @@ from paragan.plan.predict.simulated_game import (
     skip_start,
     turn_times,
 )
-from paragan.plan.predict.simulated_world import CODEC, COMPUTE, Message, RankClock, SimulatedLinks, SimulatedWorld
+from paragan.plan.predict.simulated_world import Message, SimulatedLinks, SimulatedWorld
 from paragan.plan.predict.skip_compute import ChargedExchange, SkipComputeMode, with_charged_wires
 from paragan.plan.profile.codec_cost import DEFAULT_CODEC_COST
 from paragan.plan.profile.profile import Profile
@@ -72,7 +75,7 @@ class RankTimeline:
 class Simulation:
     """Rounds of a run on some ranks.
 
-    rounds         : their numbers
+    rounds         : their numbers; those left out take as long as rounds in which nothing is sent
     warm_up_rounds : at the beginning, which are not timed
     slowdown       : (rank, round) -> factor on the computing time
     """
@@ -80,7 +83,7 @@ class Simulation:
     run: PlannedRun
     profile: Profile
     ranks: int
-    rounds: range
+    rounds: Sequence[int]
     warm_up_rounds: int = 2
     slowdown: Slowdown = no_jitter
 
@@ -120,8 +123,13 @@ class Simulation:
 
 
 def _run(clock: SimClock) -> None:
-    """Run all tasks. torch counts modes per process: this one is entered first and left last, so no other one stays."""
-    with SkipComputeMode(lambda op, numel: None):
+    """Run all tasks, and leave torch as it was.
+
+    torch counts modes per process: this one is entered first and left last, so no other one stays. Random numbers that
+    an exchange of a user draws are the same in every simulation.
+    """
+    with SkipComputeMode(lambda op, numel: None), torch.random.fork_rng(devices=()):
+        torch.default_generator.manual_seed(0)
         clock.run()
 
 
@@ -160,6 +168,7 @@ class _RankPlayer:
             self._mark(clock)
             self._ages = self._collect_ages(role, clock)
             self.links.num_playing -= 1
+            task.may_stop = True
             while role.barrier and self.links.num_playing:  # others may wait for what it sends in later rounds
                 step += 1
                 self._play_round(groups, reals, clock, step)

@@ -23,6 +23,7 @@ from paragan.comm.bucket import Bucket, Exchange, ExchangeEvent
 from paragan.comm.compression.compressors import Compressor
 from paragan.comm.process_group import Work
 from paragan.comm.traffic import Traffic
+from paragan.core.errors import UsageError
 
 MAX_COMPUTED_NUMEL = 4096  # operations on at most this many numbers are computed
 
@@ -66,7 +67,16 @@ class SkipComputeMode(TorchDispatchMode):
             self.charge("pass", numel)
         if kind == "in place":
             return kwargs.get("out", args[0])
-        return tree_map(_reserve_like, func(*tree_map(_to_meta, args), **tree_map(_to_meta, kwargs)))
+        try:
+            result = func(*tree_map(_to_meta, args), **tree_map(_to_meta, kwargs))
+        except NotImplementedError as error:
+            raise UsageError(
+                f"{_op_name(func)} of {numel} numbers: its result depends on them, and a prediction has none. "
+                "Use an operation whose result always has the same shape"
+            ) from error
+        if _op_name(func) == "all":  # numbers are finite, equal, ...
+            return torch.ones(result.shape, dtype=result.dtype)
+        return tree_map(_reserve_like, result)
 
 
 def compute_all() -> contextlib.AbstractContextManager[object]:

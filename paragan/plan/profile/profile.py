@@ -18,7 +18,7 @@ from paragan.core.errors import UsageError
 from paragan.core.schema import config_class, from_dict, from_yaml, to_dict, to_yaml
 
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Seconds = NonNegative
+Seconds = Annotated[float, Field(ge=0, le=1e6)]
 Images = Annotated[float, Field(ge=0)]  # infinity: more than could be measured
 Bytes = Annotated[int, Field(ge=0)]
 Count = Annotated[int, Field(ge=1)]
@@ -208,8 +208,13 @@ def _find_errors(profile: Profile) -> Iterator[str]:
         for turn in turns:
             if len(turn.grads_ready_s) != NUM_READY_PARTS or list(turn.grads_ready_s) != sorted(turn.grads_ready_s):
                 yield f"{name}.grads_ready_s must be {NUM_READY_PARTS} increasing numbers"
+            elif turn.grads_ready_s[-1] > turn.backward_s:
+                yield f"{name}.grads_ready_s must be at most backward_s"
             if not 0 < turn.backward_s <= turn.total_s:
                 yield f"{name}.backward_s must be above 0, and at most total_s"
+    for name, numels, numel in zip("gd", profile.layer_numels, profile.num_params, strict=True):
+        if numels and sum(numels) != numel:
+            yield f"layer_numels of {name} must add up to its num_params, {numel}, not to {sum(numels)}"
     if not _is_increasing([usage.batch for usage in profile.memory]):
         yield "memory must have increasing batches"
 

@@ -133,7 +133,7 @@ def step_kinds(objective: object) -> list[StepKind]:
     """Return the kinds of steps of an objective: with each combination of its lazy penalties, and without."""
     if not isinstance(objective, Adversarial):
         return [StepKind(1, 1.0)]
-    period = math.lcm(objective.r1_every, objective.r2_every)
+    period = math.lcm(objective.r1_every, objective.r2_every, objective.path_length_every)
     kinds = [objective.penalties_due(step) for step in range(period)]
     return [StepKind(kinds.index(kind), count / period) for kind, count in Counter(kinds).items()]
 

@@ -19,7 +19,9 @@ from paragan.strategies.gd_teams import balance
 # {split}: the split of the ranks with which neither team waits for the other
 DEFAULT_CANDIDATES = (
     *("sync", "sync+bf16", "sync+int8", "sync+int4", "quantized", "quantized+int4"),
-    *("sync+sync_period=4", "sync+sync_period=16", "sync+int8+sync_period=4", "quantized+sync_period=4"),
+    *("sync+sync_period=4", "sync+int8+sync_period=4", "quantized+sync_period=4"),
+    *("sync+sync_period=32", "sync+int4+sync_period=32", "sync+sync_period=32+fragments=4+delay=8"),
+    *("sync+int4+sync_period=32+fragments=4+delay=8", "sync+sync_period=128", "sync+int4+sync_period=128"),
     *("gossip", "gossip+int8", "gossip+int4", "gossip+sync_period=4", "gossip+int8+sync_period=4"),
     *(f"gossip+topology={graph}" for graph in ("ring", "torus", "hypercube", "exponential", "random-ring")),
     *("gossip+topology=ring+int8", "gossip+topology=ring+rounds=4", "async-gossip"),

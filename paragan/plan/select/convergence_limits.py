@@ -12,11 +12,11 @@ from typing import Any
 from paragan.comm.topology import Topology, contraction, contraction_by_spectrum
 from paragan.config.run import Run
 from paragan.plan.profile.profile import Profile
-from paragan.plan.select.learning_cost import FINE_WIRES, PERIOD_FACTORS, TEAM_FACTORS, WIRE_FACTORS
+from paragan.plan.select.learning_cost import DELAY_FACTORS, FINE_WIRES, PERIOD_FACTORS, TEAM_FACTORS, WIRE_FACTORS
 
 MAX_REMAINING_DISTANCE = 0.9  # fraction of the distance between ranks that may remain after a step
 MAX_STALENESS_ROUNDS = max(TEAM_FACTORS)  # mean age of the opponent that a player uses
-MAX_GOSSIP_STALENESS_ROUNDS = 16  # mean age of a neighbor's parameters
+MAX_GOSSIP_STALENESS_ROUNDS = 1  # mean age of a neighbor's parameters (docs/measurements/clock.md)
 MAX_DENSE_RANKS = 512  # up to which the mixing matrix is analyzed; beyond, formulas are used
 
 
@@ -24,7 +24,7 @@ def find_limits(strategy: Any, ranks: int, staleness: float) -> tuple[str, ...]:
     """List the limits that a strategy exceeds on `ranks` ranks. `staleness` is the predicted one, in rounds."""
     limits = [_update_limit(strategy)]
     if ranks > 1 or strategy.step_period > 1:
-        limits.append(_period_limit(strategy))
+        limits += [_period_limit(strategy), _outer_limit(strategy), _delay_limit(strategy)]
     if ranks > 1:
         limits += [_wire_limit(strategy), _consensus_limit(strategy, ranks), _staleness_limit(strategy, staleness)]
     return tuple(limit for limit in limits if limit)
@@ -75,6 +75,17 @@ def _period_limit(strategy: Any) -> str:
     if period <= longest:
         return ""
     return f"a period of {period:,} rounds: periods above {longest:g} were not measured"
+
+
+def _outer_limit(strategy: Any) -> str:
+    return "" if strategy.outer_is_mean else "what the outer optimizer costs in quality was not measured"
+
+
+def _delay_limit(strategy: Any) -> str:
+    longest = max(DELAY_FACTORS)
+    if strategy.rounds_in_flight <= longest:
+        return ""
+    return f"a delay of {strategy.rounds_in_flight:,} rounds: delays above {longest:g} were not measured"
 
 
 def _consensus_limit(strategy: Any, ranks: int) -> str:

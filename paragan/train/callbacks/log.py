@@ -13,18 +13,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from paragan.core.atomic_write import name_full_disk
 from paragan.core.errors import Diverged
-from paragan.core.jsonl import JsonlFile
+from paragan.core.jsonl import JsonlFile, read_jsonl
 from paragan.data.bad_samples import BadSamples
 from paragan.data.dataset import Dataset
 from paragan.nets.codebook import codebook_usage
 from paragan.strategies import lag_trace
 from paragan.train.averaged_model import consensus_distance, consensus_terms
 from paragan.train.console import RunConsole
-from paragan.train.health.monitor import HealthMonitor
+from paragan.train.health.monitor import HealthMonitor, drop_findings_after
 from paragan.train.session import Session, has_crossed_kimg
 
 
@@ -33,6 +34,14 @@ def check_finite(losses: Mapping[str, float], advice: str) -> None:
     for name, value in losses.items():
         if name.startswith("Loss/") and not math.isfinite(value):
             raise Diverged(f"{name} is {value}: the game diverged; {advice}", same_on_all_ranks=True)
+
+
+def drop_lines_after(folder: Path, step: int, kimg: float) -> None:
+    """Drop the lines of later rounds from the files of a run folder: those rounds come again."""
+    JsonlFile(folder / "stats.jsonl").truncate_after(step)
+    JsonlFile(folder / lag_trace.LAGS_FILE).truncate_after(step)
+    JsonlFile(folder / "metrics.jsonl").truncate_after(kimg, key="kimg")
+    drop_findings_after(folder, step)
 
 
 @dataclass
@@ -89,6 +98,14 @@ class LogCallback:
                     self.tensorboard.add_scalar(name, value, session.clock.images)
         self.health_monitor(session, line)
         self.check_finite(line)
+
+    def find_last_step(self, session: Session) -> None:
+        """Let all ranks know whether the line of this step is written: rank 0 sees the file. All ranks call this."""
+        step = session.clock.step
+        rows = read_jsonl(self.stats_file.path) if session.world.is_main else []
+        is_written = torch.tensor([float(bool(rows) and rows[-1].get("Progress/step") == step)])
+        session.world.all_ranks.all_reduce_sum(is_written).wait()
+        self._last_step = step if is_written[0] else -1
 
     def check_finite(self, losses: Mapping[str, float]) -> None:
         """Raise Diverged if a loss is not finite, and say which checkpoint the run can be resumed from."""

@@ -87,7 +87,8 @@ class HealthSignals:
         is_comparable = previous is not None and player.lr_factor(session.clock.images) > MIN_LR_FACTOR
         zero = torch.zeros(1)
         yield "ranks", torch.tensor(is_trained)
-        yield "gradient_sq", torch.linalg.vector_norm(player.flat.grads).double().square() * is_trained
+        parts = player.sharded.step_group.size if player.sharded else 1  # of the gradient; it is 0 elsewhere
+        yield "gradient_sq", torch.linalg.vector_norm(player.flat.grads).double().square() * is_trained * parts
         yield "comparable", torch.tensor(is_comparable * is_trained)
         yield (
             "update_sq",
@@ -125,7 +126,7 @@ def _probe_game(session: Session) -> dict[str, Tensor]:
     game = session.game
     role = session.role
     reals = select_probe(session.lanes.micro_batches[0], all_lanes=session.run.device.compile)
-    if game.g not in role.trained_players:
+    if game.g not in role.trained_players or not game.objective.uses_fakes:
         return dict.fromkeys(("num_fakes", "fake_variance", "real_variance"), torch.zeros(1))
     with torch.no_grad(), without_side_effects(game), game.autocast():
         fakes = make_probe_fakes(game, reals)
@@ -161,7 +162,9 @@ def to_stats(sums: Mapping[str, Tensor], is_replicated: bool) -> dict[str, float
             drift_sq = max(sample_sq / ranks / mean_sq - 1, 0.0) if mean_sq else 0.0
             stats[f"Health/{name}/replica_drift"] = math.sqrt(drift_sq) if drift_sq > ROUNDING_TOLERANCE else 0.0
     num_fakes = float(sums["num_fakes"])
-    stats["Health/G/diversity"] = math.sqrt(float(sums["fake_variance"]) / max(float(sums["real_variance"]), TINY))
+    if num_fakes:
+        real_variance = max(float(sums["real_variance"]), TINY)
+        stats["Health/G/diversity"] = math.sqrt(float(sums["fake_variance"]) / real_variance)
     for name in ("real", "fake", "accuracy"):
         if name in sums:
             stats[f"Health/D/{name}"] = float(sums[name]) / num_fakes

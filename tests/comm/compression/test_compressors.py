@@ -40,6 +40,9 @@ WIRES = {
     "sign": Sign(),
     "topk": TopK(),
     "topk all": TopK(fraction=1.0),
+    "topk, 8 bits": TopK(fraction=0.1, bits=8),
+    "topk, 4 bits": TopK(fraction=0.02, bits=4),
+    "topk, 2 bits": TopK(fraction=0.1, bits=2),
     "randomk": RandomK(fraction=0.1),
     "own": parse_wire(USER_WIRE),
 }

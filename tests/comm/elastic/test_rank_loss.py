@@ -12,16 +12,8 @@ from typing import Any
 
 import pytest
 
-from processes import (
-    LAUNCH_VARIABLES,
-    free_port,
-    list_checkpoints,
-    logged_steps,
-    train_args,
-    usage_error,
-    wait_for_step,
-    wait_until,
-)
+from elastic_ranks import RankProcesses, longest_pause
+from processes import free_port, list_checkpoints, logged_steps, usage_error, wait_for_step, wait_until
 
 pytestmark = pytest.mark.kill
 
@@ -31,70 +23,11 @@ LAST_STEP = 300
 SHORT, SHORT_LAST_STEP = "--kimg=2.4", 150  # where no rank comes back to a run that goes on
 
 
-class RankProcesses:
-    """Starts ranks one by one, as on several hosts, and can restart them."""
+class GossipRanks(RankProcesses):
+    """The ranks of a gossip run of `LAST_STEP` steps, unless `more` says otherwise."""
 
     def __init__(self, run: Path, processes: Any, *more: str, size: int = 4, patch: str = ""):
-        self.run, self.processes, self.size, self.patch = run, processes, size, patch
-        self.command = train_args(run, *GOSSIP, *more)
-        self.port = str(free_port())
-        self.started = [self.start(rank) for rank in range(size)]
-
-    def start(self, rank: int, *more: str) -> Any:
-        values = str(rank), str(self.size), str(rank), str(self.size), "127.0.0.1", self.port
-        env = dict(zip(LAUNCH_VARIABLES, values, strict=True))
-        return self.processes.start_forked(*self.command, *more, patch=self.patch, **env)
-
-    def restart(self, rank: int) -> None:
-        self.started[rank] = self.start(rank)
-
-    def send_signal(self, number: signal.Signals, *ranks: int) -> None:
-        for rank in ranks:
-            self.started[rank].send_signal(number)
-
-    def events(self) -> list[dict[str, Any]]:
-        """Return the lines of members.jsonl."""
-        path = self.run / "members.jsonl"
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-    def members(self) -> list[int]:
-        events = self.events()
-        return events[-1]["members"] if events else list(range(self.size))
-
-    def num_returns(self, rank: int) -> int:
-        """Count how often a rank came back."""
-        return sum(rank in row["joined"] for row in self.events())
-
-    def wait_for_event(self, condition: Any, timeout_s: float = 60) -> dict[str, Any]:
-        """Wait for the first event for which the condition holds, and return it."""
-        return wait_until(
-            lambda: next(filter(condition, self.events()), None), timeout_s, f"the event is logged ({self.events()})"
-        )
-
-    def assert_finished(self, *ranks: int, last_step: int = LAST_STEP) -> None:
-        """Wait for these ranks to end, and check that the run is complete."""
-        statuses = [self.started[rank].wait(120) for rank in ranks]
-        assert statuses == [0] * len(ranks), [self.started[rank].err for rank in ranks]
-        assert logged_steps(self.run)[-1] == last_step
-        assert list_checkpoints(self.run)[-1].name == f"{last_step:08d}"
-        assert (self.run / "metrics.jsonl").read_text().count("\n") == 1
-        assert (self.run / "report.html").exists()
-
-
-def longest_pause(run: Path, timeout_s: float) -> float:
-    """Return the longest time without a new step, in seconds, among the next `timeout_s`."""
-    last_change = time.monotonic()
-    end = last_change + timeout_s
-    last_step = logged_steps(run)[-1]
-    longest = 0.0
-    while time.monotonic() < end:
-        step = logged_steps(run)[-1]
-        if step != last_step:
-            longest = max(longest, time.monotonic() - last_change)
-            last_change = time.monotonic()
-            last_step = step
-        time.sleep(0.01)
-    return max(longest, time.monotonic() - last_change) if last_step < LAST_STEP else longest
+        super().__init__(run, processes, *GOSSIP, *more, size=size, patch=patch)
 
 
 @pytest.mark.parametrize(
@@ -107,10 +40,10 @@ def longest_pause(run: Path, timeout_s: float) -> float:
     ],
 )
 def test_killed_rank_rejoins(victim, strategy, tmp_path, processes):
-    ranks = RankProcesses(tmp_path / "run", processes, f"--strategy={strategy}")
+    ranks = GossipRanks(tmp_path / "run", processes, f"--strategy={strategy}")
     wait_for_step(ranks.run, 40)
     ranks.send_signal(signal.SIGKILL, victim)
-    assert longest_pause(ranks.run, PEER_TIMEOUT_S) < PEER_TIMEOUT_S
+    assert longest_pause(ranks.run, PEER_TIMEOUT_S, LAST_STEP) < PEER_TIMEOUT_S
     others = [rank for rank in range(4) if rank != victim]
     lost = ranks.wait_for_event(lambda row: row["lost"] == [victim])
     assert lost["members"] == others
@@ -118,13 +51,13 @@ def test_killed_rank_rejoins(victim, strategy, tmp_path, processes):
     back = ranks.wait_for_event(lambda row: row["joined"] == [victim])
     assert back["members"] == [0, 1, 2, 3]
     assert back["step"] > lost["step"]
-    ranks.assert_finished(0, 1, 2, 3)
+    ranks.assert_finished(0, 1, 2, 3, last_step=LAST_STEP)
     assert logged_steps(ranks.run) == sorted(set(logged_steps(ranks.run)))
 
 
 def test_a_rank_of_an_accelerator_is_killed_and_rejoins(tmp_path, processes):
     patch = "import standin; standin.replace_cuda()"
-    ranks = RankProcesses(tmp_path / "run", processes, "--device.kind=cuda", "--kimg=0.96", size=3, patch=patch)
+    ranks = GossipRanks(tmp_path / "run", processes, "--device.kind=cuda", "--kimg=0.96", size=3, patch=patch)
     wait_for_step(ranks.run, 3)
     ranks.send_signal(signal.SIGKILL, 2)
     ranks.wait_for_event(lambda row: row["lost"] == [2])
@@ -134,18 +67,18 @@ def test_a_rank_of_an_accelerator_is_killed_and_rejoins(tmp_path, processes):
 
 
 def test_frozen_rank_is_left_out_until_it_wakes(tmp_path, processes):
-    ranks = RankProcesses(tmp_path / "run", processes)
+    ranks = GossipRanks(tmp_path / "run", processes)
     wait_for_step(ranks.run, 40)
     ranks.send_signal(signal.SIGSTOP, 0)
-    assert longest_pause(ranks.run, 3 * PEER_TIMEOUT_S) < 3 * PEER_TIMEOUT_S
+    assert longest_pause(ranks.run, 3 * PEER_TIMEOUT_S, LAST_STEP) < 3 * PEER_TIMEOUT_S
     ranks.wait_for_event(lambda row: row["lost"] == [0])
     ranks.send_signal(signal.SIGCONT, 0)
     ranks.wait_for_event(lambda row: row["joined"] == [0])
-    ranks.assert_finished(0, 1, 2, 3)
+    ranks.assert_finished(0, 1, 2, 3, last_step=LAST_STEP)
 
 
 def test_two_ranks_killed_at_once(tmp_path, processes):
-    ranks = RankProcesses(tmp_path / "run", processes, SHORT)
+    ranks = GossipRanks(tmp_path / "run", processes, SHORT)
     wait_for_step(ranks.run, 40)
     ranks.send_signal(signal.SIGKILL, 0, 1)
     ranks.wait_for_event(lambda row: row["members"] == [2, 3])
@@ -155,7 +88,7 @@ def test_two_ranks_killed_at_once(tmp_path, processes):
 @pytest.mark.parametrize("second", [0, 2])
 def test_second_rank_killed_while_one_is_missing(second, tmp_path, processes):
     """While a rank is missing, the others exchange requests to join at every tick."""
-    ranks = RankProcesses(tmp_path / "run", processes, SHORT, "--output.tick_kimg=0.016")
+    ranks = GossipRanks(tmp_path / "run", processes, SHORT, "--output.tick_kimg=0.016")
     wait_for_step(ranks.run, 40)
     ranks.send_signal(signal.SIGKILL, 3)
     ranks.wait_for_event(lambda row: row["lost"] == [3])
@@ -168,7 +101,7 @@ def test_second_rank_killed_while_one_is_missing(second, tmp_path, processes):
 
 def test_two_frozen_ranks_come_back(tmp_path, processes):
     """Neither frozen rank may wait for the other, which is no member either."""
-    ranks = RankProcesses(tmp_path / "run", processes, "--lanes=8", "--kimg=9.6", size=5)
+    ranks = GossipRanks(tmp_path / "run", processes, "--lanes=8", "--kimg=9.6", size=5)
     wait_for_step(ranks.run, 40)
     ranks.send_signal(signal.SIGSTOP, 0, 1)
     ranks.wait_for_event(lambda row: row["members"] == [2, 3, 4])
@@ -180,7 +113,7 @@ def test_two_frozen_ranks_come_back(tmp_path, processes):
 
 def test_part_without_a_majority_stops_with_its_checkpoint(tmp_path, processes):
     """With two of four ranks silent, the other two cannot know whether those continue."""
-    ranks = RankProcesses(tmp_path / "run", processes)
+    ranks = GossipRanks(tmp_path / "run", processes)
     wait_for_step(ranks.run, 40)
     members = (ranks.run / "members.json").read_bytes()
     ranks.send_signal(signal.SIGSTOP, 2, 3)
@@ -193,7 +126,7 @@ def test_part_without_a_majority_stops_with_its_checkpoint(tmp_path, processes):
 
 
 def test_frozen_ranks_continue_where_the_others_stopped(tmp_path, processes):
-    ranks = RankProcesses(tmp_path / "run", processes, SHORT)
+    ranks = GossipRanks(tmp_path / "run", processes, SHORT)
     wait_for_step(ranks.run, 40)
     ranks.send_signal(signal.SIGSTOP, 2, 3)
     assert [ranks.started[rank].wait() for rank in (0, 1)] == [3, 3]
@@ -202,7 +135,7 @@ def test_frozen_ranks_continue_where_the_others_stopped(tmp_path, processes):
 
 
 def test_last_rank_stops_with_a_checkpoint_for_all(tmp_path, processes):
-    ranks = RankProcesses(tmp_path / "run", processes, SHORT)
+    ranks = GossipRanks(tmp_path / "run", processes, SHORT)
     wait_for_step(ranks.run, 40)
     ranks.send_signal(signal.SIGKILL, 0, 1, 3)
     assert ranks.started[2].wait() == 3
@@ -215,7 +148,7 @@ def test_last_rank_stops_with_a_checkpoint_for_all(tmp_path, processes):
 
 
 def test_repeated_kills(tmp_path, processes):
-    ranks = RankProcesses(tmp_path / "run", processes, "--kimg=64")
+    ranks = GossipRanks(tmp_path / "run", processes, "--kimg=64")
     wait_for_step(ranks.run, 20)
     rng = random.Random(0)
     for kill in range(20 if "PARAGAN_SOAK" in os.environ else 6):
@@ -234,7 +167,7 @@ def test_repeated_kills(tmp_path, processes):
 @pytest.mark.skipif("PARAGAN_SOAK" not in os.environ, reason="soak")
 def test_repeated_freezes(tmp_path, processes):
     """Freeze random ranks, for less and for more than the peer timeout."""
-    ranks = RankProcesses(tmp_path / "run", processes, "--kimg=64")
+    ranks = GossipRanks(tmp_path / "run", processes, "--kimg=64")
     wait_for_step(ranks.run, 20)
     rng = random.Random(1)
     for freeze in range(10):
@@ -255,14 +188,14 @@ def test_repeated_freezes(tmp_path, processes):
 
 
 def test_rank_with_another_config_is_rejected(tmp_path, processes):
-    ranks = RankProcesses(tmp_path / "run", processes)
+    ranks = GossipRanks(tmp_path / "run", processes)
     wait_for_step(ranks.run, 40)
     ranks.send_signal(signal.SIGKILL, 3)
     ranks.wait_for_event(lambda row: row["lost"] == [3])
     other = ranks.start(3, "--g.optimizer.lr=0.5")
     assert other.wait() == 2
     assert "g.optimizer.lr was 0.001, is 0.5" in other.err
-    ranks.assert_finished(0, 1, 2)
+    ranks.assert_finished(0, 1, 2, last_step=LAST_STEP)
 
 
 def test_too_short_peer_timeout_is_rejected():

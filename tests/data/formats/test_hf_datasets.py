@@ -232,7 +232,7 @@ def test_without_the_library_the_install_command_is_named(tmp_path, monkeypatch)
     monkeypatch.setattr(
         builtins, "__import__", lambda name, *rest: real("no_such" if name == "datasets" else name, *rest)
     )
-    assert "pip install 'paragan[huggingface]'" in open_error(where)
+    assert "pip install datasets" in open_error(where)
 
 
 def test_damage_is_one_line(tmp_path):

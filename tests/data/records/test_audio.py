@@ -51,7 +51,7 @@ def test_other_formats_name_what_they_need(monkeypatch):
     data = encode(noise(100), "FLAC")
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "soundfile", None)
-        with pytest.raises(UsageError, match=r"need soundfile: pip install 'paragan\[audio\]'"):
+        with pytest.raises(UsageError, match="need soundfile: pip install soundfile, or"):
             decode_audio(data)
         assert decode_audio(wav_bytes(noise(100))).samples.shape == (1, 100)
     assert decode_audio(data).samples.shape == (1, 100)

@@ -144,7 +144,7 @@ def test_profiles_of_aws_need_a_package(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("AWS_ACCESS_KEY_ID", raising=False)
     monkeypatch.setenv("AWS_PROFILE", "other")
     monkeypatch.setitem(sys.modules, "boto3.session", None)
-    with pytest.raises(UsageError, match=r"pip install 'paragan\[s3\]'$"):
+    with pytest.raises(UsageError, match=r"profiles of AWS need a package: pip install boto3$"):
         open_remote("s3://bucket/set", RemoteOptions(cache_dir=""))
 
 

@@ -64,6 +64,13 @@ def test_a_rank_that_never_waits_runs_at_its_own_speed():
     assert (observed.sent_bytes_per_h, observed.replica_drift) == (0.0, math.inf)
 
 
+@pytest.mark.parametrize("field", ["fragments=2", "delay=1"])
+def test_fragments_and_delays_are_for_the_simulation_of_all_ranks(field):
+    with advises("cannot be simulated for a fleet. Use fragments=1 and delay=0"):
+        simulate_fleet(parse_strategy(f"sync+sync_period=2+{field}"), job(8), home(8))
+    simulate_fleet(parse_strategy("sync+sync_period=2+outer=nesterov"), job(8), home(8))
+
+
 def test_all_wait_for_the_slowest():
     fast, even = (
         FleetConfig(64, 1e12, 1e12, 0.0),

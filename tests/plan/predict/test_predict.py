@@ -268,11 +268,13 @@ KINDS: list[tuple[str, dict[str, Any]]] = [
     ("sync", {}),
     ("sync", {"wire": "int8"}),
     ("sync", {"wire": "sign", "sync_period": 2}),
+    ("sync", {"wire": "int8", "sync_period": 4, "fragments": 2, "delay": 3, "outer": "nesterov"}),
     ("quantized", {"wire": "int4"}),
     ("gossip", {}),
     ("gossip", {"topology": "ring", "rounds": 2}),
     ("gossip", {"topology": "exponential", "wire": "int8"}),
     ("DPOSG", {}),
+    ("sync", {"shard_optimizer": True}),
     ("async", {"split": "none"}),
     ("async", {"split": "1:3"}),
 ]
@@ -283,10 +285,12 @@ def test_ranks_send_the_strategys_traffic(name, fields):
     """What exchanges predict of their bytes (`Exchange.traffic`) is what is sent in a period."""
     requested = run(name, 4, **fields)
     period = 2 * fields.get("sync_period", 1)
-    timelines = Simulation(requested, profile(), 4, range(period), 0).play(links(4), 4)
+    before = requested.strategy.rounds_in_flight
+    timelines = Simulation(requested, profile(), 4, range(before + period), before).play(links(4), 4)
     for rank, timeline in enumerate(timelines):
         world = lone_world(4, rank)
-        game = make_emulated_game(2_400_000, 0.0, 0.5, bucket_bytes(requested.strategy.wire))
+        of_wire = bucket_bytes(requested.strategy.wire)
+        game = make_emulated_game(2_400_000, 0.0, 0.5, of_wire, requested.strategy.num_fragments)
         expected = role_traffic(requested.strategy.role(game, world, requested.lanes), game)
         if fields.get("split") != "1:3":  # of which the games' images differ
             assert timeline.sent_bytes / period == pytest.approx(expected.sent_bytes, rel=1e-3)
@@ -334,6 +338,29 @@ def test_gossip_sends_under_computing():
     assert hidden == pytest.approx(2 * exchange, rel=0.01)
     ring = step_s("gossip", 4, links(4), profile(), topology="ring")
     assert ring == pytest.approx(2 * exchange, rel=0.02)
+
+
+@pytest.mark.parametrize("period", [20, 100])
+def test_delayed_messages_travel_while_ranks_compute(period):
+    of = profile(d_s=0.1, g_s=0.1)
+    exchange = 1.5 * 4 * 2_400_000 / RATE  # takes 7.2 rounds
+    assert step_s("sync", 4, links(4), of, sync_period=period, delay=8) == pytest.approx(0.2, rel=1e-3)
+    late = step_s("sync", 4, links(4), of, sync_period=period, delay=5)
+    assert late == pytest.approx(0.2 + (exchange - 5 * 0.2) / period, rel=0.01)
+    last = step_s("sync", 4, links(4), of, sync_period=period, delay=period - 1)
+    assert last == pytest.approx(0.2, rel=1e-3)
+
+
+@pytest.mark.parametrize("period", [8, 100])
+def test_fragments_share_the_exchange_of_a_period(period):
+    of = profile(d_s=0.1, g_s=0.1)
+    streamed, whole = (
+        predict(run("sync", 4, sync_period=period, fragments=fragments), of, links(4)) for fragments in (4, 1)
+    )
+    assert streamed.step_s == pytest.approx(0.2 + 1.5 * 4 * 2_400_000 / RATE / period, rel=0.01)
+    assert streamed.sent_bytes == pytest.approx(whole.sent_bytes, rel=1e-3)
+    hidden = step_s("sync", 4, links(4), of, sync_period=period, fragments=4, delay=1)  # each takes 0.18 s
+    assert hidden == pytest.approx(0.2, rel=1e-3)
 
 
 def test_a_period_shares_its_exchange():
@@ -472,6 +499,19 @@ def test_memory_grows_with_the_batch_and_exchange_state():
     plain, quantized = (predict(run("sync", 4, wire=wire), of, links(4)).memory_bytes for wire in ("exact", "int8"))
     assert plain == 1_000_000
     assert quantized > plain + 4 * 2_400_000
+
+
+def test_a_sharded_optimizer_takes_less_memory_and_shows_the_gathering_of_parameters():
+    of = profile(memory=(MemoryUse(2, 50_000_000),))
+    whole, sharded = (predict(run("sync", 4, shard_optimizer=shard), of, links(4)) for shard in (False, True))
+    state_bytes = 4 * (2 * sum(of.num_params) + of.num_params[0])
+    assert whole.memory_bytes - sharded.memory_bytes == 3 * state_bytes // 4
+    assert sharded.sent_bytes == pytest.approx(whole.sent_bytes, rel=1e-3)
+    even = TurnProfile(2, tuple(float(i + 1) for i in range(NUM_READY_PARTS)), 20.0, 20.0)
+    hidden = dataclasses.replace(of, g=(even,), d=(even,))
+    seconds = [step_s("sync", 4, links(4), hidden, shard_optimizer=shard) for shard in (False, True)]
+    gather_s = 0.75 * 4 * 2_400_000 / RATE
+    assert seconds[1] - seconds[0] == pytest.approx(gather_s, rel=0.1)
 
 
 def test_per_label_games_send_nothing():

@@ -65,6 +65,7 @@ class Quadratic:
     covariance that of the images."""
 
     second_order = False
+    uses_fakes = True
     latent_perturbation = 0.0
 
     def discriminator(self, d, real, fake, step):

@@ -344,6 +344,11 @@ def test_an_impossible_profile_is_refused(tmp_path):
         ),
         ({"g": (fake_profiles.make_turn_profile(16, 0.0),)}, "g.backward_s must be above 0"),
         ({"memory": sound.memory[:1] * 2}, "memory must have increasing batches"),
+        ({"layer_numels": ((5,), (7,))}, "layer_numels of g must add up to its num_params, [0-9]+, not to 5"),
+        (
+            {"d": (dataclasses.replace(sound.d[0], grads_ready_s=(9e5,) * NUM_READY_PARTS),)},
+            "d.grads_ready_s must be at most backward_s",
+        ),
     ):
         path.write_text(profile_to_yaml(dataclasses.replace(sound, **fields)))
         with pytest.raises(UsageError, match=reported):
@@ -351,6 +356,7 @@ def test_an_impossible_profile_is_refused(tmp_path):
     for field, value in (
         ("flops_per_image", math.nan),
         ("g_batch_ratio", 0),
+        ("data_wait_s", 1e308),
         ("moments_numel", [-1, 0]),
         ("codec_cost", {"pass": -1}),
     ):

@@ -71,9 +71,9 @@ def test_lossy_strategies_rank_first_only_beyond_the_margin(compressed, first):
 
 
 def test_convergence_limits_rank_last():
-    result = plan(named("sync", "sync+sync_period=16"), reported(equivalent=0.1, periodic=0.06))
-    assert [row.name for row in result.rows] == ["sync", "sync+sync_period=16"]
-    assert result.rows[1].reason.startswith("a period of 16 rounds: periods above 8 were not measured")
+    result = plan(named("sync", "sync+sync_period=160"), reported(equivalent=0.1, periodic=0.06))
+    assert [row.name for row in result.rows] == ["sync", "sync+sync_period=160"]
+    assert result.rows[1].reason.startswith("a period of 160 rounds: periods above 128 were not measured")
 
 
 def test_strategies_rank_by_the_time_to_the_goal_not_by_speed(monkeypatch):
@@ -240,6 +240,14 @@ def test_limits_in_words():
     assert find_limits(parse_strategy("sync+int2"), 4, 0) == ()
     assert "3 rounds old" in find_limits(parse_strategy("async+split=2:2+max_lead_rounds=4"), 4, 3.0)[0]
     assert find_limits(parse_strategy("sync+sync_period=64"), 1, 0) == ()
+    for field in ("outer=nesterov", "outer_d=nesterov"):
+        (limit,) = find_limits(parse_strategy(f"quantized+sync_period=4+{field}"), 4, 0)
+        assert limit == "what the outer optimizer costs in quality was not measured"
+    streaming = "sync+sync_period=32+fragments=4+delay="
+    assert find_limits(parse_strategy(f"{streaming}8"), 4, 0) == ()
+    assert find_limits(parse_strategy(f"{streaming}9"), 4, 0) == (
+        "a delay of 9 rounds: delays above 8 were not measured",
+    )
 
 
 def test_every_candidate_is_predicted():

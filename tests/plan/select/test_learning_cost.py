@@ -28,6 +28,7 @@ def test_what_is_exact_costs_nothing_and_properties_are_multiplied(monkeypatch):
     monkeypatch.setitem(learning_cost.PERIOD_FACTORS["parameters"], 2, 1.5)
     monkeypatch.setitem(learning_cost.WIRE_FACTORS, "sign", 2.0)
     monkeypatch.setitem(learning_cost.GOSSIP_FACTORS, 4, 3.0)
+    monkeypatch.setitem(learning_cost.DELAY_FACTORS, 8, 5.0)
 
     def needed(name, ranks=4):
         return images_needed(parse_strategy(name), ranks, 0.0)
@@ -36,6 +37,10 @@ def test_what_is_exact_costs_nothing_and_properties_are_multiplied(monkeypatch):
     assert needed("sync+sign+sync_period=2") == 3
     assert needed("gossip+sync_period=2") == 4.5
     assert needed("gossip+sync_period=2", ranks=1) == 1
+    period = needed("sync+sync_period=32")
+    assert needed("sync+sync_period=32+fragments=4+delay=8") == 5 * period
+    assert needed("sync+sync_period=32+fragments=4") == period
+    assert needed("sync+sync_period=32+delay=8", ranks=1) == 1
 
 
 def test_only_accumulation_costs_images_where_gradients_are_not_exchanged():

@@ -1,0 +1,161 @@
+"""Measure training in which random ranks are killed or frozen again and again.
+
+`python -m benchmarks.comm.repeated_rank_loss [--strategies sync,gossip] [--ranks 8] [--minutes 30] [--period 30]
+[--float64] [--json F]`.
+
+The ranks of a run of `digits`, each a process of its own on this machine, train for so many minutes. Once a period, in
+seconds, a random one is killed (SIGKILL) and started again, or frozen (SIGSTOP) and woken when the others have gone on
+without it. Then an undisturbed run trains on as many images. Measured are images per second of both (the disturbed run
+without its start), the longest time without a step after a kill, a freeze and a return, and the relative distance
+between the averaged generators of both. With --float64 networks are computed in float64, so that under sync rounding
+alone makes a distance. Otherwise the digits acceptance scores of both runs are measured too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import signal
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+
+from benchmarks.comm.rank_loss import PEER_TIMEOUT_S, STRATEGY_ARGS, RankProcesses, format_cell
+from benchmarks.lib.timing import describe_machine, format_machine, format_table, save_json
+from benchmarks.quality.digits_acceptance import evaluate_run
+from paragan.core.jsonl import read_jsonl
+
+FLOAT64_ARGS = ("--nets=benchmarks.lib.float64_nets:Float64DCGAN", "--device.precision=float32")
+MAX_ABSENCE_S = 60.0  # of a rank that was started again
+
+
+@dataclass(frozen=True)
+class RepeatedLosses:
+    """When ranks are lost.
+
+    minutes  : how long the disturbed run trains
+    period_s : seconds from one loss to the next
+    seed     : of the ranks and the kinds of loss
+    """
+
+    minutes: float
+    period_s: float
+    seed: int = 0
+
+    def disturb(self, ranks: RankProcesses) -> dict[str, float]:
+        """Lose ranks and get them back until the time is over; return the longest pauses and the number of losses."""
+        rng = random.Random(self.seed)
+        pauses = {"killed": 0.0, "frozen": 0.0, "returned": 0.0}
+        losses = 0
+        end = time.monotonic() + 60 * self.minutes
+        while time.monotonic() + self.period_s < end:
+            next_loss = time.monotonic() + self.period_s
+            victim = rng.randrange(ranks.size)
+            kind = rng.choice(["killed", "frozen"])
+            process = ranks.processes[victim]
+            process.send_signal(signal.SIGKILL if kind == "killed" else signal.SIGSTOP)
+            losses += 1
+            pauses[kind] = max(pauses[kind], ranks.longest_pause(3 * PEER_TIMEOUT_S))
+            if kind == "killed":
+                process.wait()
+                ranks.processes[victim] = ranks.start(victim)
+            else:
+                process.send_signal(signal.SIGCONT)
+            came_back_by = time.monotonic() + MAX_ABSENCE_S
+            while victim not in ranks.members() or time.monotonic() < next_loss:
+                pauses["returned"] = max(pauses["returned"], ranks.longest_pause(0.5))
+                if victim not in ranks.members() and time.monotonic() > came_back_by:
+                    raise SystemExit(f"rank {victim} ({kind}) did not come back within {MAX_ABSENCE_S:g} s")
+        return {f"pause_{kind}_s": pause_s for kind, pause_s in pauses.items()} | {"losses": losses}
+
+
+def train_disturbed(run: Path, arguments: list[str], ranks: int, losses: RepeatedLosses) -> dict[str, float]:
+    """Train while ranks are lost, and stop with a checkpoint."""
+    processes = RankProcesses(run, [*arguments, "--kimg=1000000"], ranks)
+    while not processes.kimg:
+        time.sleep(0.05)
+    start, kimg = time.monotonic(), processes.kimg
+    measured = losses.disturb(processes)
+    seconds, trained = time.monotonic() - start, 1000 * (processes.kimg - kimg)
+    processes.processes[0].send_signal(signal.SIGTERM)
+    require_statuses(processes, 3)
+    steps = [row["Progress/step"] for row in read_jsonl(run / "stats.jsonl")]
+    if steps != sorted(set(steps)):
+        raise SystemExit("a step has two lines in stats.jsonl")
+    return {"img_per_s": trained / seconds, **measured}
+
+
+def train_undisturbed(run: Path, arguments: list[str], ranks: int, kimg: float) -> float:
+    """Train without losses; return images per second."""
+    processes = RankProcesses(run, [*arguments, f"--kimg={kimg}"], ranks)
+    while not processes.kimg:
+        time.sleep(0.05)
+    start, first = time.monotonic(), processes.kimg
+    while processes.kimg < kimg:
+        time.sleep(0.05)
+    seconds = time.monotonic() - start
+    require_statuses(processes, 0)
+    return 1000 * (kimg - first) / seconds
+
+
+def require_statuses(ranks: RankProcesses, status: int) -> None:
+    """Wait for all ranks, and end the program if one has ended with another status."""
+    statuses = [process.wait() for process in ranks.processes]
+    if statuses != [status] * ranks.size:
+        raise SystemExit(f"the ranks ended with {statuses}, not all with {status}")
+
+
+def generator_distance(a: Path, b: Path) -> float:
+    """Return the L2 distance of the averaged generators of two runs, relative to the norm of the second."""
+    vectors: list[torch.Tensor] = []
+    for run in (a, b):
+        tensors = safetensors.torch.load_file(run / "model" / "model.safetensors")
+        vectors.append(torch.cat([tensors[name].double().flatten() for name in sorted(tensors)]))
+    return float((vectors[0] - vectors[1]).norm() / vectors[1].norm())
+
+
+def measure_strategy(name: str, options: argparse.Namespace) -> dict[str, Any]:
+    """Train both runs of one strategy."""
+    arguments = [*STRATEGY_ARGS[name], *(FLOAT64_ARGS if options.float64 else ())]
+    with tempfile.TemporaryDirectory() as folder:
+        disturbed, undisturbed = Path(folder) / "disturbed", Path(folder) / "undisturbed"
+        losses = RepeatedLosses(options.minutes, options.period, options.seed)
+        measured = train_disturbed(disturbed, arguments, options.ranks, losses)
+        kimg = read_jsonl(disturbed / "stats.jsonl")[-1]["Progress/kimg"]
+        undisturbed_img_per_s = train_undisturbed(undisturbed, arguments, options.ranks, kimg)
+        row = {"strategy": name, "kimg": kimg, **measured, "undisturbed_img_per_s": undisturbed_img_per_s}
+        row["distance"] = generator_distance(disturbed, undisturbed)
+        if not options.float64:  # `paragan sample` does not run networks of a user
+            for prefix, run in (("", disturbed), ("undisturbed_", undisturbed)):
+                row |= {prefix + key: value for key, value in evaluate_run(str(run)).items()}
+        return row
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--strategies", default=",".join(STRATEGY_ARGS))
+    parser.add_argument("--ranks", type=int, default=8)
+    parser.add_argument("--minutes", type=float, default=30)
+    parser.add_argument("--period", type=float, default=30, help="seconds from one loss to the next")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--float64", action="store_true")
+    parser.add_argument("--json", metavar="F")
+    options = parser.parse_args()
+    machine = describe_machine()
+    print(format_machine(machine))
+    settings = {key: value for key, value in vars(options).items() if key != "json"}
+    rows: list[dict[str, Any]] = []
+    for name in options.strategies.split(","):
+        rows.append(measure_strategy(name, options))
+        print(rows[-1], flush=True)
+        save_json(options.json, {"machine": machine, **settings, "peer_timeout_s": PEER_TIMEOUT_S, "rows": rows})
+    print(format_table(list(rows[0]), [[format_cell(value) for value in row.values()] for row in rows]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,181 @@
+"""Runs whose ranks agree go on when ranks are killed or frozen, and end with the model of an undisturbed run."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+
+from elastic_ranks import RankProcesses
+from processes import list_checkpoints, logged_steps, train_args, wait_for_step, wait_until
+
+pytestmark = pytest.mark.kill
+
+PEER_TIMEOUT_S = 3
+ELASTIC = ("--lanes=4", f"--strategy.peer_timeout_s={PEER_TIMEOUT_S}")
+ENDLESS = "--kimg=64"  # stopped by the test
+IN_FLOAT64 = """
+import dataclasses, torch, tiny_run
+from paragan.train import trainer
+build = trainer.build_networks
+
+def build_networks(*args):
+    nets = build(*args)
+    g, d = (tiny_run.OfDtype(net, torch.float64) for net in (nets.g, nets.d))
+    return dataclasses.replace(nets, g=g, d=d)
+
+trainer.build_networks = build_networks
+"""
+
+
+def last_state(run: Path) -> dict[str, torch.Tensor]:
+    """Return the tensors of the last checkpoint, of whichever rank wrote them."""
+    tensors: dict[str, torch.Tensor] = {}
+    for file in sorted(list_checkpoints(run)[-1].glob("*.safetensors")):
+        tensors |= safetensors.torch.load_file(file)
+    return tensors
+
+
+def assert_equal_states(run: Path, reference: Path, tolerance: float) -> None:
+    state, expected = last_state(run), last_state(reference)
+    assert state.keys() == expected.keys()
+    for name, value in expected.items():
+        torch.testing.assert_close(state[name], value, rtol=tolerance, atol=tolerance, msg=name)
+
+
+def undisturbed(folder: Path, processes: Any, *more: str) -> Path:
+    """Train on one rank, which any number of ranks equal."""
+    process = processes.start_forked(*train_args(folder, "--lanes=4", *more), patch=IN_FLOAT64)
+    assert process.wait() == 0, process.err
+    return folder
+
+
+def test_random_kills_leave_the_model_as_it_would_have_been(tmp_path, processes):
+    ranks = RankProcesses(tmp_path / "run", processes, *ELASTIC, ENDLESS, patch=IN_FLOAT64)
+    wait_for_step(ranks.run, 20)
+    for victims in ([0], [1, 2], [3]):
+        ranks.send_signal(signal.SIGKILL, *victims)
+        wait_until(lambda v=victims: not {*v} & {*ranks.members()}, 20, f"the others go on without {victims}")
+        before = {victim: ranks.num_returns(victim) for victim in victims}
+        for victim in victims:
+            ranks.restart(victim)
+        wait_until(lambda b=before: all(ranks.num_returns(v) > n for v, n in b.items()), 60, f"{victims} are back")
+    step = ranks.stop(1, 0, 2, 3)
+    assert logged_steps(ranks.run) == [*range(1, step + 1)]
+    assert_equal_states(ranks.run, undisturbed(tmp_path / "one", processes, f"--kimg={0.016 * step}"), 1e-9)
+
+
+# In round 20 rank 3 dies when PLAYER is about to step, and rank 1 does not step either.
+BREAK_ROUND = """
+import os, signal, time
+from paragan.game.player import Player
+from paragan.train import loop
+
+rank = int(os.environ["RANK"])
+play_round, step = loop.play_round, Player.step
+session = None
+
+def play_and_remember(current):
+    global session
+    session = current
+    play_round(current)
+
+def break_off(player, *args, **options):
+    if session.clock.step == 20 and session.world.size == 4 and player.name == "PLAYER" and rank in (1, 3):
+        time.sleep(1)  # what this rank has sent arrives
+        if rank == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        for _ in range(1000):
+            session.world.raise_if_broken()
+            time.sleep(0.01)
+    step(player, *args, **options)
+
+loop.play_round, Player.step = play_and_remember, break_off
+"""
+
+
+@pytest.mark.parametrize("player", ["D", "G"])
+def test_a_round_that_ended_on_some_ranks_only(player, tmp_path, processes):
+    """Ranks 0 and 2 have stepped D, and G is still to step; or they have ended the round."""
+    patch = IN_FLOAT64 + BREAK_ROUND.replace("PLAYER", player)
+    ranks = RankProcesses(tmp_path / "run", processes, *ELASTIC, "--kimg=0.64", patch=patch)
+    lost = ranks.wait_for_event(lambda row: row["lost"] == [3])
+    assert lost["step"] == (20 if player == "D" else 21)
+    assert lost["joined"] == []
+    ranks.assert_finished(0, 1, 2, last_step=40)
+    assert logged_steps(ranks.run) == [*range(1, 41)]
+    assert_equal_states(ranks.run, undisturbed(tmp_path / "one", processes, "--kimg=0.64"), 1e-9)
+
+
+def test_quantized_training_takes_a_killed_rank_back(tmp_path, processes):
+    ranks = RankProcesses(tmp_path / "run", processes, "--strategy=quantized", *ELASTIC, ENDLESS)
+    wait_for_step(ranks.run, 20)
+    ranks.send_signal(signal.SIGKILL, 0)
+    lost = ranks.wait_for_event(lambda row: row["lost"] == [0])
+    assert lost["members"] == [1, 2, 3]
+    other = ranks.start(0, "--strategy.wire=int4")
+    assert other.wait() == 2
+    assert "strategy.wire.name was 'int8', is 'int4'" in other.err
+    ranks.restart(0)
+    ranks.wait_for_event(lambda row: row["joined"] == [0])
+    step = ranks.stop(2, 0, 1, 3)
+    assert logged_steps(ranks.run) == [*range(1, step + 1)]
+    assert "D/exchange_state/residual" in last_state(ranks.run)
+
+
+def test_local_steps_go_on_without_a_frozen_rank_and_take_it_back(tmp_path, processes):
+    ranks = RankProcesses(tmp_path / "run", processes, "--strategy.sync_period=4", *ELASTIC, ENDLESS)
+    wait_for_step(ranks.run, 20)
+    ranks.send_signal(signal.SIGSTOP, 2)
+    ranks.wait_for_event(lambda row: row["lost"] == [2], 3 * PEER_TIMEOUT_S)
+    ranks.send_signal(signal.SIGCONT, 2)
+    ranks.wait_for_event(lambda row: row["joined"] == [2])
+    ranks.stop(2, 0, 1, 3)
+
+
+def test_a_rank_that_comes_back_with_other_data_is_refused(tmp_path, processes):
+    data = tmp_path / "images.npz"
+    images = np.random.default_rng(0).integers(0, 256, (64, 8, 8, 1), np.uint8)
+    labels = np.arange(64) % 10
+    np.savez(data, images=images, labels=labels)
+    ranks = RankProcesses(tmp_path / "run", processes, f"--data={data}", *ELASTIC, ENDLESS, size=3)
+    wait_for_step(ranks.run, 5)
+    ranks.send_signal(signal.SIGKILL, 1)
+    ranks.wait_for_event(lambda row: row["lost"] == [1])
+    np.savez(data, images=255 - images, labels=labels)
+    other = ranks.start(1)
+    assert other.wait() == 2
+    assert f"--data {data}: not the images that {ranks.run} is trained on" in other.err
+    np.savez(data, images=images, labels=labels)
+    ranks.restart(1)
+    ranks.wait_for_event(lambda row: row["joined"] == [1])
+    ranks.stop(0, 1, 2)
+
+
+def test_the_last_rank_goes_on_if_the_others_have_exited(tmp_path, processes):
+    more = "--strategy=DQGAN", "--g.optimizer=sgd", "--d.optimizer=sgd", "--strategy.min_ranks=1", ENDLESS
+    ranks = RankProcesses(tmp_path / "run", processes, *ELASTIC, *more)
+    wait_for_step(ranks.run, 20)
+    ranks.send_signal(signal.SIGKILL, 0, 1, 3)
+    ranks.wait_for_event(lambda row: row["members"] == [2])
+    wait_for_step(ranks.run, logged_steps(ranks.run)[-1] + 5)
+    ranks.restart(0)
+    ranks.wait_for_event(lambda row: row["joined"] == [0])
+    step = ranks.stop(0, 2)
+    assert logged_steps(ranks.run) == [*range(1, step + 1)]
+
+
+def test_a_part_without_a_majority_stops_with_its_checkpoint(tmp_path, processes):
+    """Also with min_ranks=1: silent ranks may be training on."""
+    ranks = RankProcesses(tmp_path / "run", processes, *ELASTIC, "--strategy.min_ranks=1", ENDLESS)
+    wait_for_step(ranks.run, 20)
+    ranks.send_signal(signal.SIGSTOP, 2, 3)
+    assert [ranks.started[rank].wait() for rank in (0, 1)] == [3, 3]
+    assert "rank 2, 3 cannot be reached, and rank 0, 1 are no majority" in ranks.started[0].err
+    assert len(list((ranks.run / "checkpoints").glob("*-ranks-0-1"))) == 1
+    assert not list_checkpoints(ranks.run)
