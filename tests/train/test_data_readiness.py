@@ -119,10 +119,10 @@ def test_within_a_round_a_stop_ends_at_the_last_checkpoint(more, server, process
 
 def test_unreachable_data_leave_a_checkpoint(server, uninterrupted, processes, tmp_path):
     folder = tmp_path / "run"
-    ranks = processes.start_ranks(2, *command(folder, f"{server.url}/set.zip", "--data.remote.retry_for_s=0.5"))
+    ranks = processes.start_ranks(2, *command(folder, f"{server.url}/set.zip", "--data.remote.retry_for_s=6"))
     wait_for_step(folder, 5)
     server.responses = [respond_status(503)]
-    assert [rank.wait(30) for rank in ranks] == [1, 1]
+    assert [rank.wait(60) for rank in ranks] == [1, 1]
     assert re.search(r"rank 0, step \d+: data: \S+/set.zip\S* cannot be reached: it answers 503", ranks[0].err)
     assert ranks[0].err.count("\n") == 1
     assert ranks[1].err == ""
@@ -134,7 +134,7 @@ def test_unreachable_data_leave_a_checkpoint(server, uninterrupted, processes, t
 def test_unreachable_data_of_one_rank_leave_a_checkpoint(code, server, tmp_path):
     """403: as of a signature that has expired."""
     folder = tmp_path / "run"
-    arguments = command(folder, f"{server.url}/set.zip", "--data.remote.retry_for_s=0.5")
+    arguments = command(folder, f"{server.url}/set.zip", "--data.remote.retry_for_s=6")
 
     def break_down() -> None:
         wait_for_step(folder, 3)
