@@ -75,6 +75,12 @@ class RankProcesses:
         env = os.environ | {name: str(value) for name, value in launch_env.items()}
         return subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL)
 
+    def close(self) -> None:
+        """Kill the ranks that have not ended."""
+        for process in self.processes:
+            process.kill()
+            process.wait()
+
     @property
     def kimg(self) -> float:
         """Progress of the run in kimg."""

@@ -1,14 +1,16 @@
 """Measure training in which random ranks are killed or frozen again and again.
 
-`python -m benchmarks.comm.repeated_rank_loss [--strategies sync,gossip] [--ranks 8] [--minutes 30] [--period 30]
-[--float64] [--json F]`.
+    python -m benchmarks.comm.repeated_rank_loss [--strategies 'sync,gossip'] [--ranks 8] [--minutes 30] [--period 30]
+                                                 [--undisturbed-minutes 3] [--float64] [--json F]
 
 The ranks of a run of `digits`, each a process of its own on this machine, train for so many minutes. Once a period, in
 seconds, a random one is killed (SIGKILL) and started again, or frozen (SIGSTOP) and woken when the others have gone on
-without it. Then an undisturbed run trains on as many images. Measured are images per second of both (the disturbed run
-without its start), the longest time without a step after a kill, a freeze and a return, and the relative distance
-between the averaged generators of both. With --float64 networks are computed in float64, so that under sync rounding
-alone makes a distance. Otherwise the digits acceptance scores of both runs are measured too.
+without it. Measured are the longest time without a step after a kill, a freeze and a return, and images per second,
+without the start, beside those of undisturbed runs, one before and one after.
+
+With --undisturbed-minutes 0 there is one undisturbed run, which trains on as many images, and the relative distance
+between the averaged generators of both runs is measured. With --float64 networks are computed in float64, so that
+under sync rounding alone makes a distance. Otherwise the digits acceptance scores are measured too.
 """
 
 from __future__ import annotations
@@ -16,8 +18,10 @@ from __future__ import annotations
 import argparse
 import random
 import signal
+import statistics
 import tempfile
 import time
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -76,14 +80,13 @@ class RepeatedLosses:
 
 def train_disturbed(run: Path, arguments: list[str], ranks: int, losses: RepeatedLosses) -> dict[str, float]:
     """Train while ranks are lost, and stop with a checkpoint."""
-    processes = RankProcesses(run, [*arguments, "--kimg=1000000"], ranks)
-    while not processes.kimg:
-        time.sleep(0.05)
-    start, kimg = time.monotonic(), processes.kimg
-    measured = losses.disturb(processes)
-    seconds, trained = time.monotonic() - start, 1000 * (processes.kimg - kimg)
-    processes.processes[0].send_signal(signal.SIGTERM)
-    require_statuses(processes, 3)
+    with closing(RankProcesses(run, [*arguments, "--kimg=1000000"], ranks)) as processes:
+        await_progress(processes, 0)
+        start, kimg = time.monotonic(), processes.kimg
+        measured = losses.disturb(processes)
+        seconds, trained = time.monotonic() - start, 1000 * (processes.kimg - kimg)
+        processes.processes[0].send_signal(signal.SIGTERM)
+        require_statuses(processes, 3)
     steps = [row["Progress/step"] for row in read_jsonl(run / "stats.jsonl")]
     if steps != sorted(set(steps)):
         raise SystemExit("a step has two lines in stats.jsonl")
@@ -92,15 +95,36 @@ def train_disturbed(run: Path, arguments: list[str], ranks: int, losses: Repeate
 
 def train_undisturbed(run: Path, arguments: list[str], ranks: int, kimg: float) -> float:
     """Train without losses; return images per second."""
-    processes = RankProcesses(run, [*arguments, f"--kimg={kimg}"], ranks)
-    while not processes.kimg:
-        time.sleep(0.05)
-    start, first = time.monotonic(), processes.kimg
-    while processes.kimg < kimg:
-        time.sleep(0.05)
-    seconds = time.monotonic() - start
-    require_statuses(processes, 0)
+    with closing(RankProcesses(run, [*arguments, f"--kimg={kimg}"], ranks)) as processes:
+        await_progress(processes, 0)
+        start, first = time.monotonic(), processes.kimg
+        await_progress(processes, kimg)
+        seconds = time.monotonic() - start
+        require_statuses(processes, 0)
     return 1000 * (kimg - first) / seconds
+
+
+def measure_undisturbed(arguments: list[str], ranks: int, minutes: float) -> float:
+    """Train without losses for so many minutes, and keep nothing; return images per second."""
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        closing(RankProcesses(Path(folder) / "run", [*arguments, "--kimg=1000000"], ranks)) as processes,
+    ):
+        await_progress(processes, 0)
+        start, first = time.monotonic(), processes.kimg
+        time.sleep(60 * minutes)
+        rate = 1000 * (processes.kimg - first) / (time.monotonic() - start)
+        processes.processes[0].send_signal(signal.SIGTERM)
+        require_statuses(processes, 3)
+    return rate
+
+
+def await_progress(ranks: RankProcesses, kimg: float) -> None:
+    """Wait until a run has trained on so many images, or on its first ones."""
+    while not ranks.kimg or ranks.kimg < kimg:
+        if any(status := [process.poll() for process in ranks.processes]):
+            raise SystemExit(f"the ranks ended with {status}")
+        time.sleep(0.05)
 
 
 def require_statuses(ranks: RankProcesses, status: int) -> None:
@@ -120,19 +144,27 @@ def generator_distance(a: Path, b: Path) -> float:
 
 
 def measure_strategy(name: str, options: argparse.Namespace) -> dict[str, Any]:
-    """Train both runs of one strategy."""
+    """Train the disturbed run of a strategy and the undisturbed ones."""
     arguments = [*STRATEGY_ARGS[name], *(FLOAT64_ARGS if options.float64 else ())]
+    losses = RepeatedLosses(options.minutes, options.period, options.seed)
+    rates: list[float] = []
     with tempfile.TemporaryDirectory() as folder:
         disturbed, undisturbed = Path(folder) / "disturbed", Path(folder) / "undisturbed"
-        losses = RepeatedLosses(options.minutes, options.period, options.seed)
+        if options.undisturbed_minutes:
+            rates.append(measure_undisturbed(arguments, options.ranks, options.undisturbed_minutes))
         measured = train_disturbed(disturbed, arguments, options.ranks, losses)
-        kimg = read_jsonl(disturbed / "stats.jsonl")[-1]["Progress/kimg"]
-        undisturbed_img_per_s = train_undisturbed(undisturbed, arguments, options.ranks, kimg)
-        row = {"strategy": name, "kimg": kimg, **measured, "undisturbed_img_per_s": undisturbed_img_per_s}
-        row["distance"] = generator_distance(disturbed, undisturbed)
+        row = {"strategy": name, "kimg": read_jsonl(disturbed / "stats.jsonl")[-1]["Progress/kimg"], **measured}
+        if options.undisturbed_minutes:
+            rates.append(measure_undisturbed(arguments, options.ranks, options.undisturbed_minutes))
+        else:
+            rates.append(train_undisturbed(undisturbed, arguments, options.ranks, row["kimg"]))
+            row["distance"] = generator_distance(disturbed, undisturbed)
+        mean = statistics.mean(rates)
+        row |= {"undisturbed_img_per_s": rates, "relative_img_per_s": row["img_per_s"] / mean}
         if not options.float64:  # `paragan sample` does not run networks of a user
             for prefix, run in (("", disturbed), ("undisturbed_", undisturbed)):
-                row |= {prefix + key: value for key, value in evaluate_run(str(run)).items()}
+                if run.exists():
+                    row |= {prefix + key: value for key, value in evaluate_run(str(run)).items()}
         return row
 
 
@@ -142,6 +174,9 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=8)
     parser.add_argument("--minutes", type=float, default=30)
     parser.add_argument("--period", type=float, default=30, help="seconds from one loss to the next")
+    parser.add_argument(
+        "--undisturbed-minutes", type=float, default=3, help="of each undisturbed run (3); 0: one of as many images"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--float64", action="store_true")
     parser.add_argument("--json", metavar="F")

@@ -19,7 +19,7 @@ from paragan.comm.elastic.membership import Membership
 from paragan.comm.process_group import CommunicationError
 
 REPLY_TIMEOUT_S = 1.0  # how long an answer may take while ranks form a group; slower ranks are asked again
-SEQUENCE_WINDOW = 1 << 30  # more than the requests of one process
+COUNT_BITS = 30  # of a number: they count the requests of a process; the bits above are random, one value per process
 
 
 class SurvivorReport(NamedTuple):
@@ -59,8 +59,8 @@ class JoinProtocol:
 
     def __init__(self, original_rank: int, server: KVServer, addresses: Mapping[int, ServerAddress]):
         self.original_rank, self._server, self._addresses = original_rank, server, addresses
-        self._sequence = itertools.count(secrets.randbits(60))  # differs from that of a former process of this rank
-        self._last_answered: dict[int, int] = {}  # each rank's latest number that was answered or withdrawn
+        self._sequence = itertools.count(secrets.randbits(30) << COUNT_BITS)
+        self._last_answered: dict[tuple[int, int], int] = {}  # by rank and process: the latest one answered or withdrawn
         self._confirmed_reports: dict[int, int] = {}  # each rank's latest report that was known to be waited for
 
     # requests of this rank
@@ -126,11 +126,18 @@ class JoinProtocol:
 
     def mark_answered(self, membership: Membership) -> None:
         """Make void all requests that this membership answers."""
-        self._last_answered |= membership.answered
+        for rank, number in membership.answered.items():
+            self._make_void(rank, number)
+            self._confirmed_reports.pop(rank, None)  # maybe of a process that has ended since
+
+    def _make_void(self, rank: int, number: int) -> None:
+        """Let this request of a rank, and all earlier ones of the same process, count no longer."""
+        key = (rank, number >> COUNT_BITS)
+        self._last_answered[key] = max(number, self._last_answered.get(key, -1))
 
     def _is_answered(self, rank: int, number: int) -> bool:
-        """Return whether this request or a later one was answered. Other processes use other numbers."""
-        return 0 <= self._last_answered.get(rank, -1) - number < SEQUENCE_WINDOW
+        """Return whether this request or a later one of the same process was answered."""
+        return number <= self._last_answered.get((rank, number >> COUNT_BITS), -1)
 
     def _is_waiting(self, rank: int, number: int) -> bool:
         """Return whether a rank still waits for the answer to a report, which may be old if this process was frozen."""
@@ -141,7 +148,7 @@ class JoinProtocol:
             except CommunicationError:
                 return False
             if waiting_for != str(number):
-                self._last_answered[rank] = number
+                self._make_void(rank, number)
                 return False
             self._confirmed_reports[rank] = number
         return True
