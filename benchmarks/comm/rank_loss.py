@@ -43,6 +43,9 @@ STRATEGY_ARGS = {
     "sync": ["--strategy=sync"],
     "quantized": ["--strategy=quantized"],
     "local steps": ["--strategy=sync", "--strategy.sync_period=8"],
+    "outer optimizer": [
+        *("--strategy=sync", "--strategy.sync_period=8", "--strategy.outer=nesterov", "--strategy.outer.momentum=0.5")
+    ],
     "gossip": ["--strategy=gossip"],
 }
 HALF_KIMG = 80.0

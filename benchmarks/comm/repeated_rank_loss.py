@@ -29,7 +29,7 @@ from typing import Any
 import safetensors.torch
 import torch
 
-from benchmarks.comm.rank_loss import PEER_TIMEOUT_S, STRATEGY_ARGS, RankProcesses, format_cell
+from benchmarks.comm.rank_loss import STRATEGY_ARGS, RankProcesses, format_cell
 from benchmarks.lib.timing import describe_machine, format_machine, format_table, save_json
 from benchmarks.quality.digits_acceptance import evaluate_run
 from paragan.core.jsonl import read_jsonl
@@ -42,13 +42,15 @@ MAX_ABSENCE_S = 60.0  # of a rank that was started again
 class RepeatedLosses:
     """When ranks are lost.
 
-    minutes  : how long the disturbed run trains
-    period_s : seconds from one loss to the next
-    seed     : of the ranks and the kinds of loss
+    minutes   : how long the disturbed run trains
+    period_s  : seconds from one loss to the next
+    timeout_s : after which a rank that does not answer is dropped
+    seed      : of the ranks and the kinds of loss
     """
 
     minutes: float
     period_s: float
+    timeout_s: float
     seed: int = 0
 
     def disturb(self, ranks: RankProcesses) -> dict[str, float]:
@@ -64,7 +66,7 @@ class RepeatedLosses:
             process = ranks.processes[victim]
             process.send_signal(signal.SIGKILL if kind == "killed" else signal.SIGSTOP)
             losses += 1
-            pauses[kind] = max(pauses[kind], ranks.longest_pause(3 * PEER_TIMEOUT_S))
+            pauses[kind] = max(pauses[kind], ranks.longest_pause(max(3 * self.timeout_s, 2)))
             if kind == "killed":
                 process.wait()
                 ranks.processes[victim] = ranks.start(victim)
@@ -145,8 +147,9 @@ def generator_distance(a: Path, b: Path) -> float:
 
 def measure_strategy(name: str, options: argparse.Namespace) -> dict[str, Any]:
     """Train the disturbed run of a strategy and the undisturbed ones."""
-    arguments = [*STRATEGY_ARGS[name], *(FLOAT64_ARGS if options.float64 else ())]
-    losses = RepeatedLosses(options.minutes, options.period, options.seed)
+    timeout = f"--strategy.peer_timeout_s={options.timeout}"
+    arguments = [*STRATEGY_ARGS[name], timeout, *(FLOAT64_ARGS if options.float64 else ())]
+    losses = RepeatedLosses(options.minutes, options.period, options.timeout, options.seed)
     rates: list[float] = []
     with tempfile.TemporaryDirectory() as folder:
         disturbed, undisturbed = Path(folder) / "disturbed", Path(folder) / "undisturbed"
@@ -177,6 +180,7 @@ def main() -> None:
     parser.add_argument(
         "--undisturbed-minutes", type=float, default=3, help="of each undisturbed run (3); 0: one of as many images"
     )
+    parser.add_argument("--timeout", type=float, default=1, help="strategy.peer_timeout_s, in seconds (1)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--float64", action="store_true")
     parser.add_argument("--json", metavar="F")
@@ -188,7 +192,7 @@ def main() -> None:
     for name in options.strategies.split(","):
         rows.append(measure_strategy(name, options))
         print(rows[-1], flush=True)
-        save_json(options.json, {"machine": machine, **settings, "peer_timeout_s": PEER_TIMEOUT_S, "rows": rows})
+        save_json(options.json, {"machine": machine, **settings, "rows": rows})
     print(format_table(list(rows[0]), [[format_cell(value) for value in row.values()] for row in rows]))
 
 

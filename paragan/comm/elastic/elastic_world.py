@@ -326,6 +326,8 @@ class ElasticWorld(World):
         """
         deadline = self.active_s + self.timeout_s
         self._leave_group()
+        for heartbeat in list(self._heartbeats.values()):
+            heartbeat.ask_now()
         time.sleep(DRAIN_S)
         while True:
             self._leave_group()

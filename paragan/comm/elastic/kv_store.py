@@ -184,7 +184,7 @@ class KVClient:
             while not answer.endswith(b"\n"):
                 data = connection.recv(65536)
                 if not data:
-                    raise OSError("the connection was closed")
+                    raise ConnectionResetError("the connection was closed")
                 answer += data
             return json.loads(answer)
 

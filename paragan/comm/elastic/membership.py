@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from dataclasses import asdict, dataclass
 
 from paragan.comm.elastic.kv_store import KVClient, ServerAddress
@@ -96,17 +95,28 @@ class HeartbeatThread:
         self.silent_s = 0.0
         self.ever_answered = self.exited = self.stopped = False
         self.membership = NO_MEMBERSHIP
+        self._ask_now = threading.Event()
         threading.Thread(target=self._poll, daemon=True, name=f"heartbeat {address.host}:{address.port}").start()
+
+    def ask_now(self) -> None:
+        """Ask again without waiting for the next period: a group broke, and this rank may be why."""
+        self._ask_now.set()
 
     def _poll(self) -> None:
         while not self.stopped and not self.exited:
+            connected = False
             try:
                 with KVClient(self.address, self.timeout_s) as client:
                     while not self.stopped:
                         answer = client.get_or_none(MEMBERSHIP_KEY)
                         self.membership = MembershipVersion.from_json(answer) if answer else NO_MEMBERSHIP
-                        self.ever_answered, self.silent_s = True, 0.0
-                        time.sleep(HEARTBEAT_PERIOD_S)
+                        connected, self.ever_answered, self.silent_s = True, True, 0.0
+                        self._await_next_period()
             except CommunicationError as error:
                 self.exited = isinstance(error.__cause__, ConnectionRefusedError)
-                time.sleep(HEARTBEAT_PERIOD_S)
+                if not connected:  # else whether it has exited shows at once, by another connection
+                    self._await_next_period()
+
+    def _await_next_period(self) -> None:
+        self._ask_now.wait(HEARTBEAT_PERIOD_S)
+        self._ask_now.clear()

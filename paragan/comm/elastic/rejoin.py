@@ -60,7 +60,7 @@ class JoinProtocol:
     def __init__(self, original_rank: int, server: KVServer, addresses: Mapping[int, ServerAddress]):
         self.original_rank, self._server, self._addresses = original_rank, server, addresses
         self._sequence = itertools.count(secrets.randbits(30) << COUNT_BITS)
-        self._last_answered: dict[tuple[int, int], int] = {}  # by rank and process: the latest one answered or withdrawn
+        self._last_answered: dict[tuple[int, int], int] = {}  # by rank and process: the latest that is void
         self._confirmed_reports: dict[int, int] = {}  # each rank's latest report that was known to be waited for
 
     # requests of this rank
