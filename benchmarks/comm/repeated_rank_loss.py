@@ -1,7 +1,8 @@
 """Measure training in which random ranks are killed or frozen again and again.
 
     python -m benchmarks.comm.repeated_rank_loss [--strategies 'sync,gossip'] [--ranks 8] [--minutes 30] [--period 30]
-                                                 [--undisturbed-minutes 3] [--float64] [--json F]
+                                                 [--kinds killed,frozen] [--undisturbed-minutes 3] [--batch 128]
+                                                 [--float64] [--json F]
 
 The ranks of a run of `digits`, each a process of its own on this machine, train for so many minutes. Once a period, in
 seconds, a random one is killed (SIGKILL) and started again, or frozen (SIGSTOP) and woken when the others have gone on
@@ -21,6 +22,7 @@ import signal
 import statistics
 import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,12 +47,14 @@ class RepeatedLosses:
     minutes   : how long the disturbed run trains
     period_s  : seconds from one loss to the next
     timeout_s : after which a rank that does not answer is dropped
+    kinds     : killed, frozen
     seed      : of the ranks and the kinds of loss
     """
 
     minutes: float
     period_s: float
     timeout_s: float
+    kinds: Sequence[str]
     seed: int = 0
 
     def disturb(self, ranks: RankProcesses) -> dict[str, float]:
@@ -62,7 +66,7 @@ class RepeatedLosses:
         while time.monotonic() + self.period_s < end:
             next_loss = time.monotonic() + self.period_s
             victim = rng.randrange(ranks.size)
-            kind = rng.choice(["killed", "frozen"])
+            kind = rng.choice(self.kinds)
             process = ranks.processes[victim]
             process.send_signal(signal.SIGKILL if kind == "killed" else signal.SIGSTOP)
             losses += 1
@@ -147,9 +151,10 @@ def generator_distance(a: Path, b: Path) -> float:
 
 def measure_strategy(name: str, options: argparse.Namespace) -> dict[str, Any]:
     """Train the disturbed run of a strategy and the undisturbed ones."""
-    timeout = f"--strategy.peer_timeout_s={options.timeout}"
-    arguments = [*STRATEGY_ARGS[name], timeout, *(FLOAT64_ARGS if options.float64 else ())]
-    losses = RepeatedLosses(options.minutes, options.period, options.timeout, options.seed)
+    settings = (f"--strategy.peer_timeout_s={options.timeout}", f"--batch={options.batch}")
+    arguments = [*STRATEGY_ARGS[name], *settings, *(FLOAT64_ARGS if options.float64 else ())]
+    kinds = options.kinds.split(",")
+    losses = RepeatedLosses(options.minutes, options.period, options.timeout, kinds, options.seed)
     rates: list[float] = []
     with tempfile.TemporaryDirectory() as folder:
         disturbed, undisturbed = Path(folder) / "disturbed", Path(folder) / "undisturbed"
@@ -181,6 +186,8 @@ def main() -> None:
         "--undisturbed-minutes", type=float, default=3, help="of each undisturbed run (3); 0: one of as many images"
     )
     parser.add_argument("--timeout", type=float, default=1, help="strategy.peer_timeout_s, in seconds (1)")
+    parser.add_argument("--kinds", default="killed,frozen", help="of losses (killed,frozen)")
+    parser.add_argument("--batch", type=int, default=128, help="images of a step (128)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--float64", action="store_true")
     parser.add_argument("--json", metavar="F")
