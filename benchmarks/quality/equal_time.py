@@ -28,6 +28,7 @@ import numpy as np
 import safetensors.numpy
 from PIL import Image
 
+import paragan as pg
 from benchmarks.lib.timing import describe_machine, format_machine, format_table, save_json
 from benchmarks.quality.quality import run_paragan
 from paragan.core.jsonl import read_jsonl
@@ -37,9 +38,9 @@ DATA_SETTINGS: dict[str, tuple[str, ...]] = {
     "cifar": ("--data.resolution=32", "--data.channels=3", "--data.mirror=true"),
 }
 CASES: dict[str, tuple[str, ...]] = {
-    "SNGAN": ("fashion", "--nets.width=64", "--nets.d_width=64"),
+    "SNGAN": ("fashion", "--nets.width=32", "--nets.d_width=32"),
     "StyleGAN2": (
-        *("stylegan2-cifar10", "--nets.channel_base=2048", "--nets.channel_max=128", "--nets.latent=128"),
+        *("stylegan2-cifar10", "--nets.channel_base=1024", "--nets.channel_max=64", "--nets.latent=128"),
         *("--nets.style=128", "--nets.stddev_group=4", "--batch=32"),
     ),
     "GAT": ("gat-tiny-cifar10",),
@@ -86,8 +87,7 @@ def train(folder: Path, settings: Sequence[str], minutes: float) -> dict[str, fl
         process.send_signal(signal.SIGTERM)
         if process.wait() != STOPPED_STATUS:
             raise SystemExit(f"{folder.name} ended with status {process.returncode}")
-    kimg = read_jsonl(folder / "stats.jsonl")[-1]["Progress/kimg"]
-    return {"kimg": kimg, "processor_s": seconds, "wall_s": time.monotonic() - start}
+    return {"kimg": pg.load(folder).kimg, "processor_s": seconds, "wall_s": time.monotonic() - start}
 
 
 def score(folder: Path) -> dict[str, float]:
