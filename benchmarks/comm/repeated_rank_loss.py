@@ -1,8 +1,8 @@
 """Measure training in which random ranks are killed or frozen again and again.
 
     python -m benchmarks.comm.repeated_rank_loss [--strategies 'sync,gossip'] [--ranks 8] [--minutes 30] [--period 30]
-                                                 [--kinds killed,frozen] [--undisturbed-minutes 3] [--batch 128]
-                                                 [--float64] [--json F]
+                                                 [--kinds killed,frozen] [--undisturbed-minutes 3] [--float64]
+                                                 [--settings '--batch=32'] [--json F]
 
 The ranks of a run of `digits`, each a process of its own on this machine, train for so many minutes. Once a period, in
 seconds, a random one is killed (SIGKILL) and started again, or frozen (SIGSTOP) and woken when the others have gone on
@@ -151,8 +151,8 @@ def generator_distance(a: Path, b: Path) -> float:
 
 def measure_strategy(name: str, options: argparse.Namespace) -> dict[str, Any]:
     """Train the disturbed run of a strategy and the undisturbed ones."""
-    settings = (f"--strategy.peer_timeout_s={options.timeout}", f"--batch={options.batch}")
-    arguments = [*STRATEGY_ARGS[name], *settings, *(FLOAT64_ARGS if options.float64 else ())]
+    timeout = f"--strategy.peer_timeout_s={options.timeout}"
+    arguments = [*STRATEGY_ARGS[name], timeout, *options.settings.split(), *(FLOAT64_ARGS if options.float64 else ())]
     kinds = options.kinds.split(",")
     losses = RepeatedLosses(options.minutes, options.period, options.timeout, kinds, options.seed)
     rates: list[float] = []
@@ -187,7 +187,7 @@ def main() -> None:
     )
     parser.add_argument("--timeout", type=float, default=1, help="strategy.peer_timeout_s, in seconds (1)")
     parser.add_argument("--kinds", default="killed,frozen", help="of losses (killed,frozen)")
-    parser.add_argument("--batch", type=int, default=128, help="images of a step (128)")
+    parser.add_argument("--settings", default="", help="more settings of all runs: '--batch=32 --nets.width=256'")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--float64", action="store_true")
     parser.add_argument("--json", metavar="F")
