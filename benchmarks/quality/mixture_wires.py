@@ -11,6 +11,7 @@ gradient steps were found by trying a few on the exact wire.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import statistics
@@ -82,17 +83,21 @@ def main() -> None:
     parser.add_argument("--cases", help=f"names, separated by ; (all: {'; '.join(CASES)})")
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--kimg", type=float, default=1000.0)
-    parser.add_argument("--json", metavar="F")
+    parser.add_argument("--json", metavar="F", help="results: finished runs are not repeated")
     options = parser.parse_args()
-    machine = describe_machine()
-    print(format_machine(machine))
-    rows: list[dict[str, Any]] = []
+    results = {"machine": describe_machine(), "ranks": options.ranks, "kimg": options.kimg, "rows": []}
+    if options.json and Path(options.json).exists():
+        results = json.loads(Path(options.json).read_text())
+    print(format_machine(results["machine"]))
+    rows: list[dict[str, Any]] = results["rows"]
     for seed in map(int, options.seeds.split(",")):
         for case in options.cases.split(";") if options.cases else CASES:
-            scores = train_case((*CASES[case], f"--kimg={options.kimg:g}"), options.ranks, seed)
+            if any((row["case"], row["seed"]) == (case, seed) for row in rows):
+                continue
+            scores = train_case((*CASES[case], f"--kimg={results['kimg']:g}"), results["ranks"], seed)
             rows.append({"case": case, "seed": seed, **scores})
             print(rows[-1], flush=True)
-            save_json(options.json, {"machine": machine, "ranks": options.ranks, "kimg": options.kimg, "rows": rows})
+            save_json(options.json, results)
     print(format_table(("case", "modes", "close", "MB", "diverged"), summarize(rows)))
 
 
