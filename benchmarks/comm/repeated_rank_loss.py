@@ -35,6 +35,7 @@ from benchmarks.comm.rank_loss import STRATEGY_ARGS, RankProcesses, format_cell
 from benchmarks.lib.timing import describe_machine, format_machine, format_table, save_json
 from benchmarks.quality.digits_acceptance import evaluate_run
 from paragan.core.jsonl import read_jsonl
+from paragan.train.run_dir import RunDir
 
 FLOAT64_ARGS = ("--nets=benchmarks.lib.float64_nets:Float64DCGAN", "--device.precision=float32")
 MAX_ABSENCE_S = 60.0  # of a rank that was started again
@@ -161,7 +162,7 @@ def measure_strategy(name: str, options: argparse.Namespace) -> dict[str, Any]:
         if options.undisturbed_minutes:
             rates.append(measure_undisturbed(arguments, options.ranks, options.undisturbed_minutes))
         measured = train_disturbed(disturbed, arguments, options.ranks, losses)
-        row = {"strategy": name, "kimg": read_jsonl(disturbed / "stats.jsonl")[-1]["Progress/kimg"], **measured}
+        row = {"strategy": name, "kimg": RunDir(disturbed).trained_images / 1000, **measured}
         if options.undisturbed_minutes:
             rates.append(measure_undisturbed(arguments, options.ranks, options.undisturbed_minutes))
         else:
