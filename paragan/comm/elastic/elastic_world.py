@@ -327,7 +327,7 @@ class ElasticWorld(World):
         deadline = self.active_s + self.timeout_s
         self._leave_group()
         for heartbeat in list(self._heartbeats.values()):
-            heartbeat.ask_now()
+            heartbeat.check_now()
         time.sleep(DRAIN_S)
         while True:
             self._leave_group()

@@ -95,12 +95,12 @@ class HeartbeatThread:
         self.silent_s = 0.0
         self.ever_answered = self.exited = self.stopped = False
         self.membership = NO_MEMBERSHIP
-        self._ask_now = threading.Event()
+        self._check_event = threading.Event()
         threading.Thread(target=self._poll, daemon=True, name=f"heartbeat {address.host}:{address.port}").start()
 
-    def ask_now(self) -> None:
-        """Ask again without waiting for the next period: a group broke, and this rank may be why."""
-        self._ask_now.set()
+    def check_now(self) -> None:
+        """Check again without waiting for the next period: a group broke, and this rank may be why."""
+        self._check_event.set()
 
     def _poll(self) -> None:
         while not self.stopped and not self.exited:
@@ -118,5 +118,5 @@ class HeartbeatThread:
                     self._await_next_period()
 
     def _await_next_period(self) -> None:
-        self._ask_now.wait(HEARTBEAT_PERIOD_S)
-        self._ask_now.clear()
+        self._check_event.wait(HEARTBEAT_PERIOD_S)
+        self._check_event.clear()
