@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import logging
+import os
 import re
 import subprocess
 import sys
@@ -36,9 +39,17 @@ def build(config: Path, site: Path) -> tuple[int, str]:
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("site")
-    status, output = build(ROOT / "mkdocs.yml", folder)
-    assert status == 0, output
+    """The site, built once for all workers of pytest-xdist."""
+    shared = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        shared = shared.parent
+    folder, complete = shared / "site", shared / "site.complete"
+    with (shared / "site.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not complete.exists():
+            status, output = build(ROOT / "mkdocs.yml", folder)
+            assert status == 0, output
+            complete.touch()
     return folder
 
 
@@ -161,6 +172,13 @@ def test_embedded_code():
     text = repository_pages.convert("<!-- code: comm/gossip.py Gossip.traffic -->", "gossip.md")
     assert text.startswith('```python title="comm/gossip.py" linenums="')
     assert "\ndef traffic(self, n: int, itemsize: int) -> Traffic:" in text
+
+
+@pytest.mark.parametrize("place", ["comm/none.py Gossip", "comm/gossip.py Gossip.none"])
+def test_code_that_is_not_there_is_a_warning(caplog: pytest.LogCaptureFixture, place: str):
+    with caplog.at_level(logging.WARNING):
+        repository_pages.convert(f"<!-- code: {place} -->", "gossip.md")
+    assert place in caplog.text
 
 
 # In a browser -------------------------------------------------------------------------------------------
