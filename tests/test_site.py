@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
-import os
 import re
 import subprocess
 import sys
@@ -14,10 +12,10 @@ from pathlib import Path
 import pytest
 
 import paragan
+from benchmarks.lib.document import ROOT
 from browser import Browser, Tab
 from paragan.config.run import Run
 from paragan.core.schema import config_class, list_fields
-from test_docs import ROOT
 
 sys.path.insert(0, str(ROOT / "docs" / "hooks"))
 
@@ -39,17 +37,9 @@ def build(config: Path, site: Path) -> tuple[int, str]:
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The site, built once for all workers of pytest-xdist."""
-    shared = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        shared = shared.parent
-    folder, complete = shared / "site", shared / "site.complete"
-    with (shared / "site.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not complete.exists():
-            status, output = build(ROOT / "mkdocs.yml", folder)
-            assert status == 0, output
-            complete.touch()
+    folder = tmp_path_factory.mktemp("site")
+    status, output = build(ROOT / "mkdocs.yml", folder)
+    assert status == 0, output
     return folder
 
 
