@@ -27,8 +27,9 @@ class FieldDocstrings(griffe.Extension):
         cls.docstring.value = without_field_lines(cls.docstring.value, names)
         meanings = field_meanings(exported) if dataclasses.is_dataclass(exported) else {}
         for name, meaning in meanings.items():
-            if name in cls.members:
-                cls.members[name].docstring = griffe.Docstring(meaning, parent=cls.members[name])
+            field = cls.members.get(name)
+            if isinstance(field, griffe.Attribute):
+                field.docstring = griffe.Docstring(meaning, parent=field)
 
 
 def without_field_lines(docstring: str, names: Iterable[str]) -> str:
