@@ -1,7 +1,7 @@
 # `make train` and `make test` work on a fresh machine: each makes .venv on first use.
 PYTHON ?= python3
 BIN := .venv/bin
-.PHONY: train test check clean
+.PHONY: train test check site clean
 
 train: .venv/installed
 	$(BIN)/paragan train digits
@@ -17,6 +17,10 @@ check: .venv/installed
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
+# The documentation, as tests/test_site.py builds it too: open site/index.html.
+site: .venv/installed
+	$(BIN)/python -m mkdocs build --strict
+
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "paragan needs Python 3.11 or newer: make PYTHON=python3.12 ...")'
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -24,4 +28,4 @@ check: .venv/installed
 	touch $@
 
 clean:
-	rm -rf .venv build *.egg-info
+	rm -rf .venv build site *.egg-info

@@ -5,7 +5,8 @@
         assert tab.problems == []
         tab.value("document.title")
 
-Whatever a page asks for is stopped and noted, but for the page's own file and what it has within itself.
+Whatever a page asks for is stopped and noted, but for the page's own file, what it has within itself, and the files of
+its `site`.
 """
 
 from __future__ import annotations
@@ -64,6 +65,7 @@ class Browser:
         for end in (read, write, *reference):
             os.close(end)
         self._message_ids, self._buffer, self.events = itertools.count(1), b"", list[dict[str, Any]]()
+        self.sites = dict[str, str]()  # session -> address of the folder whose files its page may load
 
     def __enter__(self) -> Browser:
         return self
@@ -115,13 +117,24 @@ class Browser:
         message = json.loads(first)
         if "method" in message:
             self.events.append(message)
+        if message.get("method") == "Fetch.requestPaused":
+            session, paused = message["sessionId"], message["params"]
+            if session in self.sites and paused["request"]["url"].startswith(self.sites[session]):
+                self.send("Fetch.continueRequest", session, requestId=paused["requestId"])
         return message
 
     def open(
-        self, page: Path, width: int, height: int, script: bool = True, dark: bool = False, wait_for_load: bool = True
+        self,
+        page: Path,
+        width: int,
+        height: int,
+        script: bool = True,
+        dark: bool = False,
+        wait_for_load: bool = True,
+        site: Path | None = None,
     ) -> Tab:
-        """loads: whether to wait until all is there."""
-        tab = Tab(self, page, width, height, script, dark)
+        """Open a page. wait_for_load: whether to wait until all is there; site: a folder that it may load files of."""
+        tab = Tab(self, page, width, height, script, dark, site)
         if wait_for_load:
             self.wait_for_event("Page.loadEventFired", tab.session)
         return tab
@@ -130,7 +143,9 @@ class Browser:
 class Tab:
     """A page that was loaded at a size."""
 
-    def __init__(self, browser: Browser, page: Path, width: int, height: int, script: bool, dark: bool):
+    def __init__(
+        self, browser: Browser, page: Path, width: int, height: int, script: bool, dark: bool, site: Path | None = None
+    ):
         self.browser, self.address, self.width = browser, page.resolve().as_uri(), width
         target = browser.call("Target.createTarget", url="about:blank")["targetId"]
         self.session = browser.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
@@ -148,17 +163,20 @@ class Tab:
         paused = browser.wait_for_event("Fetch.requestPaused", self.session)["params"]
         assert paused["request"]["url"] == self.address
         self.call("Fetch.continueRequest", requestId=paused["requestId"])
+        if site:
+            browser.sites[self.session] = site.resolve().as_uri() + "/"
 
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:
         return self.browser.call(method, self.session, **parameters)
 
     @property
     def requests(self) -> list[str]:
-        """What was asked for beyond the page itself."""
+        """What was asked for beyond the page itself, and the files of its site."""
         reported = (
             e["params"]["request"]["url"] for e in self._events("Network.requestWillBeSent", "Fetch.requestPaused")
         )
-        return [*dict.fromkeys(url for url in reported if url != self.address and not url.startswith("data:"))]
+        allowed = ("data:", *filter(None, [self.browser.sites.get(self.session)]))
+        return [*dict.fromkeys(url for url in reported if url != self.address and not url.startswith(allowed))]
 
     @property
     def console_messages(self) -> list[Any]:
@@ -187,6 +205,11 @@ class Tab:
         code = {"ArrowLeft": 37, "ArrowRight": 39, "Home": 36, "End": 35}[key]
         for kind in ("keyDown", "keyUp"):
             self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code)
+
+    def type_text(self, text: str) -> None:
+        for character in text:
+            self.call("Input.dispatchKeyEvent", type="keyDown", text=character)
+            self.call("Input.dispatchKeyEvent", type="keyUp", key=character)
 
     def tap(self, x: float, y: float) -> None:
         self.call("Page.bringToFront")

@@ -1,4 +1,4 @@
-"""State the figures of docs/measurements/async.md."""
+"""State the figures of docs/measurements/async.md, and of docs/async.md."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ PAGE = Page(
         "beta1 of 0 instead of the recipe's 0.5": "settings",
     },
 )
+GUIDE = Page("docs/async.md")
 
 
 BASELINE = "sync, optimistic"
@@ -145,3 +146,10 @@ def extrapolation(ahead: Any) -> Iterator[Statement]:
     yield "improves alternating training to {:.3f},", fd["alternating, beta1 0"]
     text = "an age of 1 without extrapolation from {:.2f} to {:.3f}, and with an extrapolation of 1 to {:.3f}."
     yield text, fd["1, 0"], fd["1, 0, beta1 0"], fd["1, 0, ahead 1 beta1 0"]
+
+
+@GUIDE.states("teams", "quality_digits_async")
+def speed_and_quality(teams: Any, digits: Any) -> Iterator[Statement]:
+    yield "play a round of the digits {:.2f} times faster", teams["cases"]["digits, 1:1"]["measured_speedup"][0]
+    fd = [digits["cases"][case]["fd"][1] for case in ("batches 1:1", BASELINE)]
+    yield "end at an fd of {:.3f}, `sync` with the same optimizers at {:.3f}", *fd

@@ -1,4 +1,4 @@
-"""State the figures of docs/measurements/gossip.md."""
+"""State the figures of docs/measurements/gossip.md, and of docs/gossip.md."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ PAGE = Page(
         "With both rates times 2.8, the square root of 8,": "settings",
     },
 )
+GUIDE = Page("docs/gossip.md")
 
 
 @PAGE.states("gossip_lab")
@@ -75,3 +76,17 @@ def lost_ranks(survive: Any) -> Iterator[Statement]:
     for row in survive["rows"]:
         text = f"| {labels[row['case']]} | {{:.1f}} s | {{:.1f}} % | {{:.1f}} % |"
         yield text, row["pause_s"], 100 * row["recognised"], 100 * row["diversity"]
+
+
+@GUIDE.states("gossip_lab")
+def speed_of_a_step(lab: Any) -> Iterator[Statement]:
+    _, baseline, exact, int8 = laboratory(lab, "200 Mbit/s, 20 ms, 100k parameters")
+    faster = [baseline["step_ms"] / row["step_ms"] for row in (exact, int8)]
+    yield "a step is {:.1f} times faster than that of CP-OAdam", faster[0]
+    yield "over int8, {:.1f} times faster", faster[1]
+
+
+@GUIDE.states("quality_digits_gossip4", "quality_digits_gossip8", "quality_fashion_gossip4", "quality_fashion_gossip8")
+def images_needed(digits4: Any, digits8: Any, fashion4: Any, fashion8: Any) -> Iterator[Statement]:
+    factors = [worst_factor(on_both(f"gossip{ranks}", "one-peer"), ("gossip4", "CP-OAdam")) for ranks in (4, 8)]
+    yield "up to {:.2f} times as many on four ranks, and {:.2f} on eight", *factors

@@ -1,4 +1,4 @@
-"""State the figures of docs/measurements/per_label.md."""
+"""State the figures of docs/measurements/per_label.md, and of docs/per_label.md."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ PAGE = Page(
         "The default, 3, was chosen so": "a setting",
     },
 )
+GUIDE = Page("docs/per_label.md")
 
 
 @PAGE.states("labels_quality_digits", "labels_quality_fashion")
@@ -90,3 +91,11 @@ def speed(scaling: Any, queue: Any) -> Iterator[Statement]:
     yield "idle for {:.1f} s, {:.1f} % of {:.0f} s", queue["tail_s"], 100 * queue["tail_share"], queue["makespan_s"]
     simulated = [100 * queue["simulated"][order]["tail_share"] for order in ("label order", "shortest first")]
     yield "this would be {:.0f} %, shortest first {:.0f} %", *simulated
+
+
+@GUIDE.states("labels_quality_digits", "labels_quality_fashion")
+def speed_and_quality(digits: Any, fashion: Any) -> Iterator[Statement]:
+    kimg = [by_case(result, "kimg") for result in (fashion, digits)]
+    yield "process {:.1f} to {:.1f} times the images", *(row["per label"] / row["conditional"] for row in kimg)
+    fd = by_case(digits, "all fd")
+    yield "an fd of {:.3f} beside {:.3f} on the digits", fd["conditional"], fd["per label"]

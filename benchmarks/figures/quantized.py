@@ -1,4 +1,4 @@
-"""State the figures of docs/measurements/quantized.md."""
+"""State the figures of docs/measurements/quantized.md, and of docs/quantized.md."""
 
 from __future__ import annotations
 
@@ -101,3 +101,15 @@ def speed_of_wires(lab: Any) -> Iterator[Statement]:
 def coding(wires: Any) -> Iterator[Statement]:
     ratios = [figure for wire in ("int8", "int4", "sign") for figure in speeds(wires["times"][wire]["ratio to copy"])]
     yield "int8 {:.2f} ({:.2f} to {:.2f}), int4 {:.2f} ({:.2f} to {:.2f}), sign {:.2f} ({:.2f} to {:.2f})", *ratios
+
+
+@GUIDE.states("lab", "quality_digits_quantized", "quality_fashion_quantized")
+def speed_and_quality(lab: Any, digits: Any, fashion: Any) -> Iterator[Statement]:
+    ms = {row["wire"]: row["step_ms"] for row in laboratory(lab, "200 Mbit/s") if row["strategy"] == "sync"}
+    faster = [ms["exact"] / ms[wire] for wire in ("int8", "int4", "sign")]
+    text = "over int8 is {:.1f} times faster than over float32, over int4 {:.1f}, over `sign` {:.0f} times faster"
+    yield text, *faster
+    fd = [digits["cases"][case]["fd"][1] for case in ("int8", "exact")]
+    yield "the digits end at an fd of {:.3f} over int8, beside {:.3f} over the exact wire", *fd
+    fd = [fashion["cases"][case]["fd"][1] for case in ("int4", "exact")]
+    yield "Fashion-MNIST at {:.2f} over int4, beside {:.2f}", *fd

@@ -125,7 +125,11 @@ class Batch:
 
 @dataclass(frozen=True)
 class Loss:
-    """A loss: the scalar `total` that a player minimises, and detached scalars worth logging."""
+    """A loss, as an objective returns it.
+
+    total : the scalar that a player minimises
+    parts : by name, detached scalars worth logging
+    """
 
     total: Tensor
     parts: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])

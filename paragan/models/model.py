@@ -55,6 +55,7 @@ class Model:
     images = model.sample(16, labels=[3, "cat"], truncation=0.7)      # uint8 [16, H, W, C]
 
     sampler : makes images by index, uint8 [n, C, H, W]
+    spec    : shape and number of classes of the images
     config  : the content of config.json
     folder  : the model folder
     """
