@@ -36,7 +36,7 @@ from paragan.losses.denoising import Denoising
 from paragan.losses.distribution_matching import DistributionMatching
 from paragan.losses.noise_levels import signal_fractions
 from paragan.nets import SNGAN
-from paragan.nets.edm import Denoiser
+from paragan.nets.denoiser import Denoiser
 from paragan.nets.equalized import leaky_relu
 from paragan.nets.feature_discriminator import FeatureDiscriminator
 from paragan.nets.fir_resample import FIRFilter

@@ -108,7 +108,7 @@ def add_train_command(commands: Any) -> None:
     )
     p.add_argument("--mirror", action="store_const", const="true", help="also train on flipped images")
     p.add_argument("--init-from", metavar="MODEL", help="start from the model of another run")
-    p.add_argument("--teacher", metavar="MODEL", help="of the recipe distill: the run of a diffusion model")
+    p.add_argument("--teacher", metavar="MODEL", help="of the recipe distill: a diffusion model, or diffusers pipeline")
     p.add_argument("--outdir", default="runs", metavar="DIR", help="where to create numbered run folders (runs)")
     p.add_argument("--run-dir", metavar="DIR", help="use exactly this run folder; or s3://bucket/run, gs://, az://")
     p.add_argument("--resume", default="auto", metavar="auto|never|PATH", help="PATH: the run folder to resume (auto)")

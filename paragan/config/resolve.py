@@ -17,7 +17,7 @@ from paragan.core.errors import UsageError
 from paragan.core.rng import philox_generator
 from paragan.data.dataset import Dataset, load_data
 from paragan.data.records.decoder import RecordOptions
-from paragan.nets import EDM, Spec
+from paragan.nets import DenoiserConfig, Spec
 from paragan.optim.optimizers import SGD, PlayerOptim, with_lr
 
 
@@ -78,8 +78,10 @@ def resolve(run: Run, dataset: Dataset) -> Run:
         UsageError: if fields do not fit the data.
     """
     spec = make_spec(run.data, dataset)
-    if isinstance(run.nets, EDM):
+    needs_float32 = False
+    if isinstance(run.nets, DenoiserConfig):
         run = dataclasses.replace(run, nets=run.nets.for_spec(spec))
+        needs_float32 = run.nets.needs_float32
     has_labels = run.data.labels and dataset.labels is not None
     data = dataclasses.replace(
         run.data,
@@ -92,7 +94,7 @@ def resolve(run: Run, dataset: Dataset) -> Run:
     device = run.device
     if device.precision == "auto":
         has_bf16 = backend_of(pick_device(device.kind)).supports_bf16()
-        device = dataclasses.replace(device, precision="bf16" if has_bf16 else "float32")
+        device = dataclasses.replace(device, precision="bf16" if has_bf16 and not needs_float32 else "float32")
     evaluation = run.evaluation
     if dataset.fields and run.data.mirror:
         raise UsageError("--mirror: flips images, and the data are records of several arrays. Use --data.transform")

@@ -18,7 +18,7 @@ from paragan.losses.augment import ADA
 from paragan.losses.denoising import Denoising
 from paragan.losses.distribution_matching import DistributionMatching
 from paragan.losses.reconstruction import Reconstruction
-from paragan.nets import EDM
+from paragan.nets import DenoiserConfig
 from paragan.nets.spec import Spec
 
 
@@ -55,7 +55,10 @@ def validate(run: Run, ranks: int = 1) -> None:
             "several. Leave one of them out."
         )
     if isinstance(run.objective, DistributionMatching) and not run.distill_from:
-        raise UsageError(f"{run.recipe} needs --teacher MODEL: a run of `paragan train diffusion`")
+        raise UsageError(
+            f"{run.recipe} needs --teacher MODEL: a run of `paragan train diffusion`, or the folder of a diffusers "
+            "pipeline"
+        )
     if not run.data.path:
         raise UsageError(f"{run.recipe} needs --data D: {SOURCE_FORMATS_HINT}, or the address of one")
 
@@ -160,7 +163,7 @@ def check_objective(run: Run) -> None:
         objective.check()
     if run.d.is_late:
         _check_late_start(run)
-    if isinstance(run.nets, EDM) or isinstance(objective, Denoising | DistributionMatching):
+    if isinstance(run.nets, DenoiserConfig) or isinstance(objective, Denoising | DistributionMatching):
         _check_diffusion(run)
     if isinstance(objective, Reconstruction) and not hasattr(run.nets, "conditioning_input"):
         raise UsageError(
@@ -203,7 +206,7 @@ def _check_diffusion(run: Run) -> None:
     """Raise UsageError if networks and objective of a diffusion model, or of its distillation, are not both of one."""
     objective: Any = run.objective
     nets: Any = run.nets
-    if not isinstance(nets, EDM) and not is_user_defined(nets):
+    if not isinstance(nets, DenoiserConfig) and not is_user_defined(nets):
         raise UsageError(
             f"objective={objective.name}: trains a denoiser, and --nets={nets.name} has none. Use --nets=edm"
         )
@@ -216,7 +219,7 @@ def _check_diffusion(run: Run) -> None:
         return
     if not isinstance(objective, DistributionMatching):
         raise UsageError(
-            f"--nets=edm: is a diffusion model, and objective={objective.name} is of two players. Use "
+            f"--nets={nets.name}: is a diffusion model, and objective={objective.name} is of two players. Use "
             "--objective=denoising"
         )
     if nets.steps != 1 or nets.critic != "score":

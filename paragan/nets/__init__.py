@@ -13,6 +13,8 @@ from paragan.nets.biggan import BigGAN
 from paragan.nets.biggan_deep import BigGANDeep
 from paragan.nets.contragan import ContraGAN
 from paragan.nets.dcgan import DCGAN
+from paragan.nets.denoiser import DenoiserConfig
+from paragan.nets.diffusers_unet import DiffusersUNet
 from paragan.nets.edm import EDM
 from paragan.nets.gat import GAT
 from paragan.nets.r3gan import R3GAN
@@ -35,6 +37,7 @@ Nets = Annotated[
     | StyleGAN2
     | GAT
     | EDM
+    | DiffusersUNet
     | VQAutoencoder
     | HiFiGAN
     | SuperResolution,
@@ -52,6 +55,8 @@ __all__ = [
     "BigGAN",
     "BigGANDeep",
     "ContraGAN",
+    "DenoiserConfig",
+    "DiffusersUNet",
     "HiFiGAN",
     "Nets",
     "Spec",

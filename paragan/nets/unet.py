@@ -35,6 +35,7 @@ class UNet(nn.Module):
     ):
         super().__init__()
         embedding = 4 * widths[0]
+        self.feature_channels = widths[-1]
         self.embedding = LevelEmbedding(widths[0], embedding, classes)
         self.start = nn.Conv2d(channels, widths[0], 3, padding=1)
         self.down, self.up = nn.ModuleList(), nn.ModuleList()

@@ -23,10 +23,10 @@ from paragan.data.dataset import Dataset
 from paragan.eval.metrics import check_pairs
 from paragan.losses.adversarial import Adversarial
 from paragan.losses.distribution_matching import DistributionMatching
-from paragan.models.diffusion_teacher import load_denoiser
-from paragan.models.model import find_init_model_dir, find_model_dir
+from paragan.models.diffusion_teacher import load_denoiser, student_nets, teacher_weights_dir
+from paragan.models.model import find_init_model_dir
 from paragan.models.weights_fingerprint import weights_fingerprint
-from paragan.nets import EDM, Spec
+from paragan.nets import DenoiserConfig, Spec
 from paragan.nets.conditioning import resolve_d_conditioning
 from paragan.strategies.per_label_wcgan import PerLabel
 from paragan.train.build import build_game, build_networks, make_teacher, trained_parameters
@@ -70,7 +70,8 @@ def prepare(run: Run, ranks: int = 1, dataset: Dataset | None = None, *, check_p
     validate(run, ranks)
     if dataset is None:
         dataset = load_dataset(run.data)
-    run = replace(resolve(with_nets_of_teacher(run), dataset), fingerprints=fingerprint_inputs(run, dataset))
+    run = with_nets_of_teacher(run, make_spec(run.data, dataset))
+    run = replace(resolve(run, dataset), fingerprints=fingerprint_inputs(run, dataset))
     if check_parts:
         _check_parts(run, dataset)
         if run.per_label and dataset.classes:
@@ -78,16 +79,21 @@ def prepare(run: Run, ranks: int = 1, dataset: Dataset | None = None, *, check_p
     return Prepared(run, dataset)
 
 
-def with_nets_of_teacher(run: Run) -> Run:
-    """Return a distillation whose networks have the sizes of its teacher; any other run as it is.
+def with_nets_of_teacher(run: Run, spec: Spec) -> Run:
+    """Return a distillation whose networks are those of its teacher; any other run as it is.
+
+    Args:
+        run: with or without a teacher.
+        spec: of its data.
 
     Raises:
-        UsageError: the teacher is no diffusion model.
+        UsageError: the teacher is no diffusion model, or of other data.
     """
-    if not (isinstance(run.objective, DistributionMatching) and run.distill_from and isinstance(run.nets, EDM)):
+    if not (
+        isinstance(run.objective, DistributionMatching) and run.distill_from and isinstance(run.nets, DenoiserConfig)
+    ):
         return run
-    _, nets = load_denoiser(Path(run.distill_from))
-    nets = replace(nets, steps=1, critic="score")
+    nets = student_nets(Path(run.distill_from), spec)
     if run.nets == nets:
         return run
     return replace(run, nets=nets, reasons=(*run.reasons, f"networks: those of the teacher in {run.distill_from}"))
@@ -112,7 +118,7 @@ def prepare_on_all_ranks(
 def fingerprint_inputs(run: Run, dataset: Dataset) -> InputFingerprints:
     """Return the fingerprints of what a run reads; "" for what it does not read, or what cannot be read any more."""
     fingerprints = {"init_from": "", "distill_from": ""}
-    for name, find_dir in (("init_from", find_init_model_dir), ("distill_from", find_model_dir)):
+    for name, find_dir in (("init_from", find_init_model_dir), ("distill_from", teacher_weights_dir)):
         path = getattr(run, name)
         with contextlib.suppress(UsageError):
             fingerprints[name] = weights_fingerprint(find_dir(Path(path))) if path else ""

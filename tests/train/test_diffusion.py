@@ -13,7 +13,7 @@ from paragan.core.jsonl import read_jsonl
 from paragan.models.diffusion_teacher import load_denoiser
 from paragan.models.model import load_model
 from paragan.nets import Spec
-from paragan.nets.edm import Denoiser
+from paragan.nets.denoiser import Denoiser
 from paragan.recipes import get_recipe
 from processes import run_cli, train_tiny
 
@@ -96,12 +96,14 @@ def test_what_is_refused(teacher, tmp_path):
 
 def test_advice_is_followed(teacher, tmp_path):
     other = train_tiny(tmp_path / "other", "--kimg=0.032")
-    with advises("is no diffusion model. Use a run of `paragan train diffusion`"):
+    with advises(
+        "is no diffusion model. Use a run of `paragan train diffusion`, or the folder of a diffusers pipeline"
+    ):
         load_denoiser(other)
     load_denoiser(teacher)
     with advises(
-        f"--data.resolution: the teacher in {teacher} makes images of resolution 8, and the data have 16. Use data of "
-        "resolution 8"
+        f"--data.resolution: the teacher in {teacher} makes images of resolution 8, and the data have 16. Use "
+        "--data.resolution=8"
     ):
         load_denoiser(teacher, Spec(16, 1, 10))
     load_denoiser(teacher, Spec(8, 1, 10))
