@@ -88,10 +88,9 @@ def _load_pipeline(folder: Path, spec: Spec | None) -> tuple[Denoiser, DenoiserC
     _check_same_data(folder, spec_of_pipeline, spec)
     nets = nets.for_spec(spec_of_pipeline)
     nets.check(spec_of_pipeline)
-    weights = load_pipeline_weights(folder)
     denoiser = nets.denoiser(spec_of_pipeline)
     network: Any = denoiser.unet
-    network.model.load_state_dict(weights)
+    network.model.load_state_dict(load_pipeline_weights(folder))
     return denoiser, nets
 
 

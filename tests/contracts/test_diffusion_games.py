@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+import yaml
 
+import tiny_pipelines
 import tiny_run
 from advice import advises
 from paragan.comm.world import World
@@ -28,6 +30,11 @@ SMALL_NETS = ("nets=edm", "nets.widths=[8, 8]", "nets.blocks=1", "nets.latent=64
 GENTLE = ("g.optimizer.eps=1e-3", "d.optimizer.eps=1e-3")  # Adam amplifies the rounding of small gradients
 DIFFUSION = (*SMALL_NETS, "nets.steps=2", "objective=denoising", *GENTLE)
 DISTILL = (*SMALL_NETS, "nets.steps=1", "nets.critic=score", "objective=distribution_matching", *GENTLE)
+UNET = yaml.safe_dump(tiny_pipelines.TINY_UNET, default_flow_style=True)
+DISTILL_UNET = (
+    *("nets=diffusers-unet", f"nets.unet={UNET}", "nets.steps=1", "nets.critic=score", "nets.latent=64"),
+    *("nets.sigma_max=15", "batch=32", "objective=distribution_matching", *GENTLE),
+)
 WEIGHTS = ("objective.adversarial=0.3", "objective.d_adversarial=0.2")
 
 
@@ -37,19 +44,32 @@ def make_run(game, strategy: str, *more: str):
 
 @pytest.mark.parametrize(
     ("game", "strategy"),
-    [(DIFFUSION, "sync"), (DIFFUSION, "CPOAdam"), (DISTILL, "sync"), (DISTILL, "async"), (DISTILL, "async teams")],
+    [
+        (DIFFUSION, "sync"),
+        (DIFFUSION, "CPOAdam"),
+        (DISTILL, "sync"),
+        (DISTILL, "async"),
+        (DISTILL, "async teams"),
+        (DISTILL_UNET, "sync"),
+    ],
 )
 def test_n_ranks_equal_one(pool, game, strategy):
     run = make_run(game, strategy)
     one = tiny_run.play_rounds(run, 5)
     other = pool(3, lambda world: tiny_run.play_rounds(run, 5, world))[0]
-    for prefix in ("G/", "D/") if game is DISTILL else ("G/",):  # a D that never plays is 0
+    for prefix in ("G/", "D/") if game is not DIFFUSION else ("G/",):  # a D that never plays is 0
         assert tiny_run.relative_distance(other, one, prefix) < 2e-4
 
 
 @pytest.mark.parametrize(
     ("game", "strategy"),
-    [(DIFFUSION, "gossip"), (DIFFUSION, "sync every 2"), (DISTILL, "sync int4"), (DISTILL, "gossip")],
+    [
+        (DIFFUSION, "gossip"),
+        (DIFFUSION, "sync every 2"),
+        (DISTILL, "sync int4"),
+        (DISTILL, "gossip"),
+        (DISTILL_UNET, "sync"),
+    ],
 )
 def test_three_and_two_rounds_equal_five(pool, game, strategy, tmp_path):
     run = make_run(game, strategy)
@@ -92,8 +112,9 @@ def test_gradient_of_matching_is_that_of_the_paper():
     torch.testing.assert_close(x.grad.float(), ((critic - teacher) / scale / 32 / 3).float())
 
 
-def test_distillation_equals_a_plain_loop():
-    run = make_run(DISTILL, "sync", *WEIGHTS)
+@pytest.mark.parametrize("game", [DISTILL, DISTILL_UNET])
+def test_distillation_equals_a_plain_loop(game):
+    run = make_run(game, "sync", *WEIGHTS)
     s = tiny_run.make_session(run)
     teacher = s.game.objective.teacher
     with torch.no_grad():
@@ -122,7 +143,8 @@ def test_distillation_equals_a_plain_loop():
         z, y = s.game.generator_inputs(batch, "G")
         x = g(z, y)
         part = 0.02 + 0.96 * batch.rng.uniform("G/sigma", 1)[:, 0]
-        sigma = (80 ** (1 / 7) + part * (0.002 ** (1 / 7) - 80 ** (1 / 7))) ** 7
+        largest = run.nets.sigma_max ** (1 / 7)
+        sigma = (largest + part * (0.002 ** (1 / 7) - largest)) ** 7
         given = noisy(x, sigma, "G/fake")
         out = d(given, y)
         with torch.no_grad():
