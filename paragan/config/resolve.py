@@ -80,8 +80,8 @@ def resolve(run: Run, dataset: Dataset) -> Run:
     spec = make_spec(run.data, dataset)
     needs_float32 = False
     if isinstance(run.nets, DenoiserConfig):
-        run = dataclasses.replace(run, nets=run.nets.for_spec(spec))
         needs_float32 = run.nets.needs_float32
+        run = dataclasses.replace(run, nets=run.nets.for_spec(spec))
     has_labels = run.data.labels and dataset.labels is not None
     data = dataclasses.replace(
         run.data,

@@ -33,8 +33,9 @@ LARGEST_SIGMA: dict[Prediction, float] = {"epsilon": 15.0, "v_prediction": 80.0,
 
 
 def is_pipeline(folder: Path) -> bool:
-    """Return whether a folder holds a `diffusers` pipeline."""
-    return (folder / INDEX).is_file()
+    """Return whether a folder holds a `diffusers` pipeline, or a part of one."""
+    files = (INDEX, "unet/config.json", f"{WEIGHTS}.safetensors", f"{WEIGHTS}.bin")
+    return any((folder / name).is_file() for name in files)
 
 
 def pipeline_weights_dir(folder: Path) -> Path:
@@ -48,6 +49,10 @@ def read_pipeline(folder: Path) -> DiffusersUNet:
     Raises:
         UsageError: it is not a model of images with no condition but a class, or files are missing.
     """
+    if not (folder / INDEX).is_file():
+        raise UsageError(
+            f"distill_from={folder}: has no {INDEX}. Use the folder of a whole pipeline, as save_pretrained writes it"
+        )
     _check_components(folder, _read_json(folder, INDEX))
     unet = _read_json(folder, "unet/config.json")
     _check_weight_files(folder)
@@ -58,6 +63,8 @@ def read_pipeline(folder: Path) -> DiffusersUNet:
         scheduler=noise,
     )
     sigmas = schedule_sigmas(nets.alphas_cumprod())
+    if not (sigmas.isfinite().all() and (sigmas.diff() > 0).all()):
+        raise UsageError(f"distill_from={folder}: the noise of its scheduler does not grow, or is infinite at the end")
     sigma_max = min(LARGEST_SIGMA[noise.prediction_type], float(sigmas[-1]))
     return dataclasses.replace(nets, sigma_min=float(sigmas[0]), sigma_max=sigma_max)
 

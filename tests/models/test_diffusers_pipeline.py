@@ -110,6 +110,15 @@ def test_pickles_are_not_opened(saved, tmp_path):
     load_denoiser(converted, DIGITS)
 
 
+def test_a_part_of_a_pipeline(saved):
+    with advises(
+        f"distill_from={saved / 'unet'}: has no model_index.json. Use the folder of a whole pipeline, as "
+        "save_pretrained writes it"
+    ):
+        load_denoiser(saved / "unet")
+    load_denoiser(saved)
+
+
 def test_variants_are_not_guessed(saved, tmp_path):
     pipeline = diffusers.DDPMPipeline.from_pretrained(saved)
     pipeline.save_pretrained(tmp_path / "variant", variant="fp16")
@@ -176,6 +185,9 @@ def test_noise_of_other_kinds(copied):
         with pytest.raises(UsageError, match=f"^distill_from=.*scheduler_config.json: {field}={wrong}: [^\n]*$"):
             read_pipeline(copied)
         scheduler.write_text(before)
+    edit_json(scheduler, lambda content: content.update(beta_schedule="linear", beta_end=0.99))
+    with pytest.raises(UsageError, match="does not grow, or is infinite at the end"):
+        read_pipeline(copied)
 
 
 def test_data_that_differ(saved, tmp_path):

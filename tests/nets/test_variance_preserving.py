@@ -8,7 +8,6 @@ import diffusers
 import pytest
 import torch
 
-from paragan.core.errors import UsageError
 from paragan.nets import DiffusersUNet, Spec
 from paragan.nets.denoiser import Denoiser
 from paragan.nets.variance_preserving import NoiseSchedule, VariancePreserving, schedule_sigmas
@@ -64,9 +63,3 @@ def test_timesteps_between_and_beyond_those_of_the_schedule():
     timesteps = VariancePreserving(torch.tensor([0.1, 0.4, 6.4]), "sample").timesteps
     sigma = torch.tensor([0.1, 0.2, 0.4, 0.8, 6.4, 0.01, 100.0])
     torch.testing.assert_close(timesteps(sigma), torch.tensor([0, 0.5, 1, 1.25, 2, 0, 2]))
-
-
-def test_endless_noise_is_refused():
-    endless = NoiseSchedule(beta_end=0.99)
-    with pytest.raises(UsageError, match="stay finite"):
-        schedule_sigmas(DiffusersUNet(scheduler=endless).alphas_cumprod())

@@ -74,7 +74,8 @@ def test_a_run_resumes_bit_for_bit_and_from_its_record(teacher, student, tmp_pat
     assert all(torch.equal(a[name], b[name]) for name in a)
     again = run_cli("train", str(student / "run.yaml"), f"--run-dir={tmp_path / 'again'}", "-n")
     assert again.status == 0, again.err
-    assert "diffusers-unet" in again.out
+    assert "name: diffusers-unet" in again.out
+    assert "# 4 rounds; G has 18,841 parameters" in again.out
 
 
 def test_a_teacher_that_changed_is_refused(teacher, student, tmp_path):
