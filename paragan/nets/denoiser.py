@@ -92,7 +92,7 @@ class DenoiserConfig:
 
     @property
     def needs_float32(self) -> bool:
-        """Whether images lose by the rounding of bf16."""
+        """Return whether images lose by the rounding of bf16."""
         return False
 
     def for_spec(self, spec: Spec) -> Self:

@@ -29,7 +29,7 @@ class DiffusersUNet(DenoiserConfig):
 
     @property
     def needs_float32(self) -> bool:
-        """Whether images lose by the rounding of bf16. The error of an epsilon is multiplied by sigma."""
+        """Return whether images lose by the rounding of bf16. The error of an epsilon is multiplied by sigma."""
         return self.scheduler.prediction_type == "epsilon"
 
     def denoiser(self, spec: Spec) -> Denoiser:
