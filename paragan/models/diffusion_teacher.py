@@ -17,7 +17,9 @@ from paragan.models.diffusers_pipeline import (
     pipeline_weights_dir,
     read_pipeline,
 )
-from paragan.models.model import find_model_dir, load_model, resolve_nets
+from paragan.models.load_generator import resolve_nets
+from paragan.models.model import load_model
+from paragan.models.model_files import find_model_dir
 from paragan.nets import DenoiserConfig, Spec
 from paragan.nets.denoiser import Denoiser, ScoreCritic
 

@@ -10,13 +10,11 @@ files; networks of the user have to be passed again.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import operator
-import threading
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,27 +23,26 @@ import numpy as np
 import safetensors.torch
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_parameter_registration_hook
 
-from paragan.config.user_code import conditioning_input_of, load_user_nets
+from paragan.config.user_code import conditioning_input_of
 from paragan.core.atomic_write import atomic_write_bytes
 from paragan.core.errors import UsageError
 from paragan.core.rng import CPU
-from paragan.core.schema import from_dict, read_yaml, to_dict
+from paragan.core.schema import from_dict, to_dict
 from paragan.data.dataset import Dataset
 from paragan.losses.running_state import strip_objective_state
+from paragan.models.load_generator import build_generator, resolve_nets, wrap_config_errors
 from paragan.models.model_files import (
     FORMAT_VERSION,
     MODEL_PARTS,
-    read_config_bytes,
+    PER_LABEL,
+    find_model_dir,
+    is_per_label,
     read_consistent,
     read_model_config,
 )
 from paragan.models.sampler import DataSource, LabelPrior, LatentSource, PerLabelSampler, Sampler, to_float32, to_uint8
-from paragan.nets import Nets, Spec
-
-PER_LABEL = "per-label"
-SIZE_SLACK_BYTES = 2**24
+from paragan.nets import Spec
 
 
 @dataclass(frozen=True, repr=False)
@@ -256,46 +253,9 @@ def load_model(path: str | Path, device: torch.device = CPU, nets: Any = None, d
         )
         return Model(per_label_sampler, spec, config, folder)
     net_config = resolve_nets(config.get("net"), nets, folder)
-    with wrap_config_errors(folder), _limit_parameter_bytes(4 * len(snapshot.weights["model"]) + SIZE_SLACK_BYTES):
-        g = net_config.generator(spec)
-    snapshot.load_into(g)
-    sampler = make_sampler(g.to(device).eval(), net_config, spec, prior, device, dataset)
+    g = build_generator(snapshot, net_config, spec).to(device)
+    sampler = make_sampler(g, net_config, spec, prior, device, dataset)
     return Model(sampler, spec, config, folder)
-
-
-@contextlib.contextmanager
-def _limit_parameter_bytes(max_bytes: int) -> Iterator[None]:
-    """Raise ValueError as soon as the parameters that this thread creates take more bytes.
-
-    A wrong size in config.json must not fill the memory before the network is compared with the weights. Parametrized
-    weights count twice.
-    """
-    thread = threading.get_ident()
-    num_bytes = 0
-
-    def count(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
-        nonlocal num_bytes
-        if parameter is not None and threading.get_ident() == thread:
-            num_bytes += parameter.nbytes
-        if num_bytes > max_bytes:
-            raise ValueError("its networks are much larger than the weights in the folder")
-
-    hook = register_module_parameter_registration_hook(count)
-    try:
-        yield
-    finally:
-        hook.remove()
-
-
-@contextlib.contextmanager
-def wrap_config_errors(folder: Path) -> Iterator[None]:
-    """Turn errors inside the block into a UsageError that names config.json."""
-    try:
-        yield
-    except KeyError as error:
-        raise UsageError(f"{folder}/config.json: {error} is missing") from error
-    except (UsageError, ValueError, TypeError, RuntimeError) as error:  # RuntimeError: out of memory
-        raise UsageError(f"{folder}/config.json cannot be used: {error}") from error
 
 
 def make_sampler(
@@ -343,19 +303,6 @@ def read_spec(path: Path) -> Spec:
         return from_dict(Spec, read_model_config(folder)["spec"])
 
 
-def resolve_nets(config: Any, user_nets: Any, folder: Path) -> Any:
-    """Return the networks that a model's config.json names. User-defined networks have to be passed as `user_nets`."""
-    name = config.get("name", "") if isinstance(config, dict) else ""
-    if ":" not in str(name):
-        with wrap_config_errors(folder):
-            return from_dict(Nets, config)  # pyright: ignore
-    if user_nets is None:
-        raise UsageError(f"{folder}: trained with your own networks, which files never run. Use --nets {name}")
-    if isinstance(user_nets, str):  # with the fields of training
-        return load_user_nets(config | {"name": user_nets})
-    return user_nets
-
-
 def _aggregate_label_configs(folder: Path, num_labels: int) -> dict[str, Any]:
     """Return the total kimg of the models of all labels, and the sources of their batch-norm statistics."""
     kimg = 0.0
@@ -393,36 +340,6 @@ def _load_label_sampler(
 
 
 # Finding models and labels ------------------------------------------------------------------------------
-
-
-def find_model_dir(path: Path) -> Path:
-    """Return the model folder of a run folder, a model folder or a model.safetensors.
-
-    Raises:
-        UsageError: there is no model.
-    """
-    if path.is_file():
-        if path.suffix != ".safetensors":
-            raise UsageError(f"{path}: not a safetensors file. Pickles are not loaded, since that can run code")
-        path = path.parent
-    for folder in (path, path / "model"):
-        if (folder / "model.safetensors").is_file() or is_per_label(folder):
-            return folder
-    if not path.exists():
-        raise UsageError(f"{path}: does not exist. Use a run folder of `paragan train`")
-    if any(read_yaml(run).get("data", {}).get("only") is not None for run in path.glob("*/run.yaml")):
-        raise UsageError(
-            f"{path}: holds runs of single labels. Run `paragan pool {path}`, which makes one model of them"
-        )
-    raise UsageError(f"{path}: no model yet (model/model.safetensors). `paragan train` writes it with each checkpoint")
-
-
-def is_per_label(folder: Path) -> bool:
-    """Return whether a folder holds a per-label model."""
-    try:
-        return json.loads(read_config_bytes(folder)).get("kind") == PER_LABEL
-    except (OSError, ValueError, AttributeError, RecursionError):
-        return False
 
 
 def find_init_model_dir(path: Path) -> Path:

@@ -1,4 +1,4 @@
-"""Read the files of a model consistently while a run may be replacing them.
+"""Find the files of a model, and read them consistently while a run may be replacing them.
 
 A run replaces its model file by file. config.json comes last and holds the checksums of the weights that belong to it;
 readers wait until they match.
@@ -23,9 +23,11 @@ from torch import nn
 
 from paragan.core.atomic_write import atomic_write_bytes
 from paragan.core.errors import UsageError
+from paragan.core.schema import read_yaml
 
 FORMAT_VERSION = 2
 MODEL_PARTS = ("model", "discriminator")
+PER_LABEL = "per-label"  # the kind of a model with a generator for each label
 REPLACE_TIMEOUT_S = 10.0  # to replace the files of a model
 POLL_S = 0.05
 
@@ -148,3 +150,33 @@ def _load_weights(net: nn.Module, data: bytes, path: Path) -> None:
     with torch.no_grad():
         for name, value in state.items():
             value.copy_(tensors[name])
+
+
+def find_model_dir(path: Path) -> Path:
+    """Return the model folder of a run folder, a model folder or a model.safetensors.
+
+    Raises:
+        UsageError: there is no model.
+    """
+    if path.is_file():
+        if path.suffix != ".safetensors":
+            raise UsageError(f"{path}: not a safetensors file. Pickles are not loaded, since that can run code")
+        path = path.parent
+    for folder in (path, path / "model"):
+        if (folder / "model.safetensors").is_file() or is_per_label(folder):
+            return folder
+    if not path.exists():
+        raise UsageError(f"{path}: does not exist. Use a run folder of `paragan train`")
+    if any(read_yaml(run).get("data", {}).get("only") is not None for run in path.glob("*/run.yaml")):
+        raise UsageError(
+            f"{path}: holds runs of single labels. Run `paragan pool {path}`, which makes one model of them"
+        )
+    raise UsageError(f"{path}: no model yet (model/model.safetensors). `paragan train` writes it with each checkpoint")
+
+
+def is_per_label(folder: Path) -> bool:
+    """Return whether a folder holds a per-label model."""
+    try:
+        return json.loads(read_config_bytes(folder)).get("kind") == PER_LABEL
+    except (OSError, ValueError, AttributeError, RecursionError):
+        return False

@@ -22,8 +22,8 @@ from paragan.core.errors import RunError, UsageError
 from paragan.data.dataset import Dataset
 from paragan.eval.evaluate import EvalProtocol, Score
 from paragan.eval.metrics import metric_names
-from paragan.models.model import is_per_label, load_model
-from paragan.models.model_files import ModelSnapshot, try_read_consistent
+from paragan.models.model import load_model
+from paragan.models.model_files import ModelSnapshot, is_per_label, try_read_consistent
 from paragan.train.callbacks import best_model
 from paragan.train.callbacks.scoring import (
     append_scores,

@@ -24,8 +24,8 @@ from paragan.config.sections import DataOptions
 from paragan.core.atomic_write import atomic_write_bytes
 from paragan.core.errors import UsageError
 from paragan.core.schema import did_you_mean, from_dict, read_yaml, to_yaml
-from paragan.models.model import find_model_dir, is_per_label, read_spec
-from paragan.models.model_files import read_model_config
+from paragan.models.model import read_spec
+from paragan.models.model_files import find_model_dir, is_per_label, read_model_config
 from paragan.nets import Nets
 
 

@@ -10,7 +10,8 @@ from typing import Any
 from paragan.config.run import Run
 from paragan.core.atomic_write import atomic_write_bytes
 from paragan.core.errors import UsageError
-from paragan.models.model import find_model_dir, install_label_model, label_dir, load_model, parse_labels
+from paragan.models.model import install_label_model, label_dir, load_model, parse_labels
+from paragan.models.model_files import find_model_dir
 from paragan.models.sampler import Sampler
 from paragan.nets import Spec
 from paragan.train.per_label.label_dirs import SEEDS_FILE, find_label_dir, label_seed, read_label_seeds
