@@ -24,6 +24,7 @@ def load(
     device: str | torch.device = "cpu",
     nets: Any = None,
     dataset: Dataset | DataOptions | None = None,
+    decoder: str = "",
 ) -> Model:
     """Load a trained generator."""
 
@@ -39,6 +40,7 @@ def load(
     device: str | torch.device = "cpu",
     nets: Any = None,
     dataset: Dataset | DataOptions | None = None,
+    decoder: str = "",
 ) -> Model | dict[str, Any] | None:
     """Load a trained generator, or continue replicas from what `paragan.save` wrote. Runs no code from the files.
 
@@ -51,6 +53,7 @@ def load(
         device: where the model runs.
         nets: your networks, if the model was trained with such: the object, or `module:Class`.
         dataset: input data of the generator, if it takes data; or the options to load them with.
+        decoder: the autoencoder that decodes its latents, a folder or `module:Class`; "" for the one that is recorded.
 
     Returns:
         The model; or the `extra` of the save, None if nothing was saved yet.
@@ -61,7 +64,7 @@ def load(
     if not replicas:
         if isinstance(dataset, DataOptions):
             dataset = load_dataset(dataset)
-        return model_loading.load(location, device, nets, dataset)
+        return model_loading.load(location, device, nets, dataset, decoder)
     for replica in replicas:
         if isinstance(replica, str | torch.device):
             raise UsageError(f"load: {replica!r} is not a replica. Use device={str(replica)!r}")

@@ -201,7 +201,7 @@ class ScalingManager:
         defaults = self.run.evaluation
         features = defaults.features
         if metric in ("fid", "fid50k_full"):
-            if not self.dataset.is_array and (defaults.inception or inception_path().exists()):
+            if self.dataset.shows_images and (defaults.inception or inception_path().exists()):
                 features = "inception"
             else:
                 metric = "fd"

@@ -218,6 +218,17 @@ def add_nets_option(p: argparse.ArgumentParser) -> None:
     p.add_argument("--nets", metavar="MODULE:CLASS", help="your network class, if the model was trained with one")
 
 
+def add_decoder_option(p: argparse.ArgumentParser) -> None:
+    """Add --decoder, which errors call --data.decoder as in training."""
+    p.add_argument(
+        "--decoder",
+        "--data.decoder",
+        default="",
+        metavar="MODEL|MODULE:CLASS",
+        help="the autoencoder, if G makes latents and it is not where it was, or your own code",
+    )
+
+
 def add_label_options(p: argparse.ArgumentParser, summary: str) -> None:
     p.add_argument("--labels", action=argparse.BooleanOptionalAction, default=True, help=summary)
     p.add_argument("--label-key", default="", metavar="KEY", help="key or column of the labels, if there are several")

@@ -15,6 +15,7 @@ from paragan.cli.common import (
     name_label_options,
     parse_size,
     progress_bar,
+    select_device,
 )
 from paragan.core.errors import UsageError
 
@@ -34,6 +35,7 @@ EXAMPLES = """examples:
   paragan data shard photos/ shards/ --shuffle 0            tar shards in random order, to be read over a network
   paragan data index shards/                                build the index of tar shards, so that they open fast
   paragan data stats photos/ --out stats.npz --resolution 32       mu and sigma, for Frechet distances
+  paragan data encode photos/ latents.npz --encoder runs/00000-*   latents of a tokenizer, to train on
 """
 
 INSPECT = f"""Every image is read and decoded once. The exit status is 2 if no image can be decoded, and if training
@@ -119,6 +121,22 @@ STATS_EXAMPLES = """examples:
   paragan data stats photos/ --out stats.npz --count 10000                          of 10,000 images, evenly spaced
 """
 
+ENCODE = f"""TO holds x float32 [N, c, h, w], with mean 0 and standard deviation 1 in each channel, and labels and
+classes. It records that normalisation, the autoencoder and its fingerprint, and where the images are: samples of a run
+on TO are decoded, and scores compare them with the images.
+
+The autoencoder is a run or model folder of `paragan train tokenizer`, which also says the size of images, or
+module:Class, an nn.Module with to_latents(images [N, C, H, W] in [-1, 1]) and from_latents(latents).
+
+FROM {ACCEPTED_PATHS}
+"""
+
+ENCODE_EXAMPLES = """examples:
+  paragan data encode photos/ latents.npz --encoder runs/00000-*
+  paragan data encode photos/ latents.npz --encoder mine:Autoencoder --resolution 256
+  paragan train custom --data latents.npz --nets=gat
+"""
+
 
 def add_data_command(commands: Any) -> None:
     """Add `data` and its subcommands to the parser."""
@@ -131,7 +149,14 @@ def add_data_command(commands: Any) -> None:
         allow_abbrev=False,
     )
     commands = group.add_subparsers(required=True, metavar="COMMAND")
-    for add in (_add_inspect_command, _add_convert_command, _add_shard_command, _add_index_command, _add_stats_command):
+    for add in (
+        _add_inspect_command,
+        _add_convert_command,
+        _add_shard_command,
+        _add_index_command,
+        _add_stats_command,
+        _add_encode_command,
+    ):
         add(commands)
 
 
@@ -365,6 +390,53 @@ def _stats(options: argparse.Namespace, rest: list[str], arguments: list[str]) -
         lines.append(f"{num_bad:,} cannot be decoded and were replaced by others")
     if stats.count <= num_features:
         lines.append(f"fewer images ({stats.count:,}) than features ({num_features:,}): distances are biased upwards")
+    _print_lines(lines)
+    return 0
+
+
+# encode -----------------------------------------------------------------------------------------------
+
+
+def _add_encode_command(commands: Any) -> None:
+    p = _add_subcommand(
+        commands, "encode", _encode, "write the latents of images in a frozen autoencoder", ENCODE, ENCODE_EXAMPLES
+    )
+    p.add_argument("path", metavar="FROM")
+    p.add_argument("out", metavar="TO.npz", help="must not exist")
+    p.add_argument("--encoder", required=True, metavar="MODEL|MODULE:CLASS", help="the autoencoder")
+    _add_decoding_options(p, "of the images (default: that of the autoencoder, or as in training)")
+    _add_range_option(p)
+    add_label_options(p, "whether to write labels (yes)")
+    p.add_argument("--device", metavar="D", help="cpu, cuda, cuda:1, xpu or mps (default: a GPU if there is one)")
+
+
+def _encode(options: argparse.Namespace, rest: list[str], arguments: list[str]) -> int:
+    from paragan.core.atomic_write import require_absent
+    from paragan.models.autoencoder import load_autoencoder
+    from paragan.models.encode_dataset import encode_dataset
+    from paragan.train.shutdown import exit_on_signal
+
+    check_no_extra_arguments(rest)
+    size = parse_size(options.resolution)
+    out = Path(options.out)
+    if out.suffix != ".npz":
+        raise UsageError(f"{out}: latents are written as .npz. Use a name such as latents.npz")
+    require_absent(out)
+    device = select_device(options.device, "auto")
+    autoencoder = load_autoencoder(options.encoder, "--encoder")
+    with exit_on_signal(), progress_bar("images encoded") as show_progress, name_label_options():
+        lines = encode_dataset(
+            out,
+            autoencoder,
+            options.path,
+            resolution=size.resolution if size else None,
+            channels=options.channels,
+            labels=options.labels and (options.label_key or True),
+            value_range=options.range,
+            max_pixels=options.max_pixels,
+            device=device,
+            show_progress=show_progress,
+        )
     _print_lines(lines)
     return 0
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from paragan.cli.common import (
     add_command,
+    add_decoder_option,
     add_nets_option,
     advise_on_memory,
     check_no_extra_arguments,
@@ -85,6 +86,7 @@ def add_eval_command(commands: Any) -> None:
     p.add_argument("--device", metavar="D", help="cpu, cuda, cuda:1, xpu or mps (default: as in the run)")
     p.add_argument("--ranks", type=int, metavar="N", help="start N processes on this machine")
     add_nets_option(p)
+    add_decoder_option(p)
 
 
 def _add_sets_options(p: argparse.ArgumentParser) -> None:
@@ -115,6 +117,8 @@ def _eval(options: argparse.Namespace, rest: list[str], arguments: list[str]) ->
     options.run_dir = local_folder(options.run_dir)
     truncations = _parse_truncations(options.truncation)
     folder, run = resolve_scored_run(Path(options.run_dir), options.data)
+    if options.decoder:
+        run = dataclasses.replace(run, data=dataclasses.replace(run.data, decoder=options.decoder))
     seed = run.seed if options.seed is None else options.seed
     evaluation = from_dict(EvaluationOptions, _evaluation_fields(options, to_dict(run.evaluation)))
     launch_info = LaunchInfo.from_environment()

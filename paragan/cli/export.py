@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paragan.cli.common import add_command, add_nets_option, check_no_extra_arguments
+from paragan.cli.common import add_command, add_decoder_option, add_nets_option, check_no_extra_arguments
 from paragan.cli.sample import MODEL_HELP, load_model_from_options
 from paragan.core.errors import UsageError
 
@@ -44,6 +44,7 @@ def add_export_command(commands: Any) -> None:
     p.add_argument("--out", metavar="FOLDER|FILE", help="a new folder; for a graph a new file, .onnx or .pt2")
     p.add_argument("--push", metavar="USER/NAME", help="to the Hugging Face hub; log in with `hf auth login`")
     add_nets_option(p)
+    add_decoder_option(p)
     p.set_defaults(data=None)
 
 

@@ -27,7 +27,7 @@ def add_project_command(commands: Any) -> None:
     p.add_argument("--label", metavar="3", help="index or name of its class (default: all classes)")
     p.add_argument("--seed", type=int, default=0, metavar="N", help="of the noise on styles (0)")
     add_nets_option(p)
-    p.set_defaults(data=None)
+    p.set_defaults(data=None, decoder="")
 
 
 def _project(options: argparse.Namespace, rest: list[str], arguments: list[str]) -> int:

@@ -110,7 +110,7 @@ def _make_run_figures(folder: Path, options: argparse.Namespace, load_cached: Ca
                 raise
             reason = str(error)
     space = None
-    if dataset is not None and not dataset.is_array:
+    if dataset is not None and dataset.shows_images:
         inception = options.inception or run.evaluation.inception
         evaluation = dataclasses.replace(run.evaluation, features=options.features, inception=inception)
         space = make_feature_space(evaluation, dataset)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from paragan.cli.common import (
     add_command,
+    add_decoder_option,
     add_nets_option,
     check_no_extra_arguments,
     check_seed,
@@ -54,6 +55,7 @@ def add_sample_command(commands: Any) -> None:
     p.add_argument("--fps", type=float, default=30.0, metavar="F", help="frames per second of the video (30)")
     p.add_argument("--stops", type=int, default=8, metavar="N", help="samples that the video passes through (8)")
     add_nets_option(p)
+    add_decoder_option(p)
     p.add_argument("--data", metavar="PATH", help="input data of G, if it takes data (default: those of the run)")
 
 
@@ -69,7 +71,8 @@ def _sample(options: argparse.Namespace, rest: list[str], arguments: list[str]) 
     if options.mix:
         return _save_mixed_styles(options, model)
     min_side = 64 if Path(options.out).suffix.lower() == ".png" else 0
-    _check_memory(f"--count {options.count}", options.count, model.spec, min_side, "samples; another --seed makes more")
+    spec = model.spec.sample_spec
+    _check_memory(f"--count {options.count}", options.count, spec, min_side, "samples; another --seed makes more")
     labels = model.labels(options.count, _split_labels(options), options.seed)
     samples = model.sampler.images(range(options.count), labels, options.seed, options.truncation)
     _save_samples(options, model, samples, labels)
@@ -92,7 +95,7 @@ def _save_mixed_styles(options: argparse.Namespace, model: Model) -> int:
     if options.labels:
         raise UsageError("--labels: mixed styles are of classes as often as in the data. Leave it out")
     g: Any = style_sampler(model, "--mix").g
-    _check_memory(f"--mix {options.mix}", (sides[0] + 1) * (sides[1] + 1), model.spec, 64, "images")
+    _check_memory(f"--mix {options.mix}", (sides[0] + 1) * (sides[1] + 1), model.spec.sample_spec, 64, "images")
     from_layer = options.mix_from or g.num_styles // 2
     images = mix_styles(model, sides[0], sides[1], from_layer, options.seed, options.truncation)
     make_grid(images, sides[1] + 1, integer_upscale(images)).save(options.out)
@@ -103,7 +106,7 @@ def _save_mixed_styles(options: argparse.Namespace, model: Model) -> int:
 
 def _describe_visible_channels(model: Model, out: str) -> str:
     """Return a line if a picture shows a part of the channels of its images; else nothing."""
-    channels = model.spec.channels
+    channels = model.spec.sample_spec.channels
     if channels in (0, 1, 3) or Path(out).suffix.lower() in ("", ".npz"):
         return ""
     visible = "three" if channels > 3 else "one"
@@ -152,7 +155,7 @@ def _save_video(options: argparse.Namespace) -> int:
         )
     model = load_model_from_options(options)
     product = f"--seconds {options.seconds:g} x --fps {options.fps:g}"
-    _check_memory(product, num_frames, model.spec, MIN_SIDE_PIXELS, "frames")
+    _check_memory(product, num_frames, model.spec.sample_spec, MIN_SIDE_PIXELS, "frames")
     frames_per_stop = max(1, round(options.seconds * options.fps / options.stops))
     frames = walk(model, options.stops, frames_per_stop, options.seed, _split_labels(options), options.truncation)
     write_video(frames, Path(options.video), options.fps)
@@ -165,11 +168,12 @@ def _split_labels(options: argparse.Namespace) -> list[str] | None:
 
 
 def load_model_from_options(options: argparse.Namespace) -> Model:
-    """Load the model that a command names (options `run_dir`, `nets`, `data`)."""
+    """Load the model that a command names (options `run_dir`, `nets`, `data`, `decoder`)."""
     from paragan.models.load import load
 
     options.run_dir = local_folder(options.run_dir)
-    return load(options.run_dir, nets=options.nets, dataset=load_conditioning_data(options, Path(options.run_dir)))
+    dataset = load_conditioning_data(options, Path(options.run_dir))
+    return load(options.run_dir, nets=options.nets, dataset=dataset, decoder=options.decoder)
 
 
 def load_conditioning_data(options: argparse.Namespace, path: Path) -> Any:
@@ -188,7 +192,8 @@ def load_conditioning_data(options: argparse.Namespace, path: Path) -> Any:
     if not options.data and not (run_dir and (options.nets or conditioning_input_of(load_builtin_nets(run_dir)))):
         return None
     data = load_run_without_user_code(run_dir).data if run_dir else data_options_of_model(model_dir)
-    return load_dataset(dataclasses.replace(data, path=options.data or data.path))
+    decoder = options.decoder or data.decoder
+    return load_dataset(dataclasses.replace(data, path=options.data or data.path, decoder=decoder))
 
 
 def _plot_records(options: argparse.Namespace, records: Any) -> Any:
@@ -214,6 +219,7 @@ def add_serve_command(commands: Any) -> None:
     )
     p.add_argument("--port", type=int, default=7860, metavar="N", help="0: any free port (7860)")
     add_nets_option(p)
+    add_decoder_option(p)
     p.set_defaults(data=None)
 
 

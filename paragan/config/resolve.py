@@ -14,9 +14,13 @@ from paragan.config.user_code import check_nets, is_user_defined
 from paragan.config.validate import check_labels_available, check_objective, check_objective_for_data
 from paragan.core.devices import backend_of, pick_device
 from paragan.core.errors import UsageError
+from paragan.core.image_encoding import ImageEncoding, is_user_code
+from paragan.core.image_shape import ImageSize
 from paragan.core.rng import philox_generator
-from paragan.data.dataset import Dataset, load_data
+from paragan.data.dataset import Dataset, describe_channels, load_data
 from paragan.data.records.decoder import RecordOptions
+from paragan.data.storage.filesystem import redact_url
+from paragan.data.value_range import AUTO
 from paragan.nets import DenoiserConfig, Spec
 from paragan.optim.optimizers import SGD, PlayerOptim, with_lr
 
@@ -24,6 +28,10 @@ from paragan.optim.optimizers import SGD, PlayerOptim, with_lr
 def make_spec(options: DataOptions, dataset: Dataset) -> Spec:
     """Return what the networks of a run are built for: resolution, channels and classes, or the shape of an array."""
     classes = len(dataset.classes) if options.labels else 0
+    if dataset.encoding:
+        channels, height, width = dataset.shape
+        resolution = ImageSize(width, height).resolution
+        return Spec(resolution, channels, classes, image_shape=dataset.encoding.image_shape)
     if dataset.is_array:
         return Spec(0, 0, classes, dataset.shape, dataset.fields, dataset.main_field, dataset.sample_rate)
     channels, _, _ = dataset.shape
@@ -68,7 +76,69 @@ def load_dataset(options: DataOptions) -> Dataset:
         value_range=options.range,
         records=record_options(options),
     )
+    if dataset.encoding or options.decoder or options.originals:
+        dataset = _with_originals(dataset, options)
     return dataset if options.only is None else dataset.only_class(options.only)
+
+
+def _with_originals(dataset: Dataset, options: DataOptions) -> Dataset:
+    """Return latents with the decoder that the options name, and with what opens the images they were made from."""
+    encoding = dataset.encoding
+    if encoding is None:
+        field = "decoder" if options.decoder else "originals"
+        raise UsageError(
+            f"data.{field}={getattr(options, field)}: is for latents that `paragan data encode` wrote, and "
+            f"{options.redacted_path} holds none. Leave it out"
+        )
+    if options.decoder:
+        encoding = dataclasses.replace(encoding, decoder=options.decoder)
+    elif is_user_code(encoding.decoder):
+        raise UsageError(
+            f"data: {options.redacted_path}: encoded by your own {encoding.decoder}, which files never run. Use "
+            f"--data.decoder={encoding.decoder}"
+        )
+    images = redact_url(options.originals) or encoding.images
+    note = f"latents of {encoding.decoder}; samples are decoded to {_describe_shape(encoding)}, scores compare them "
+    note += f"with {images}"
+    return dataclasses.replace(
+        dataset,
+        encoding=encoding,
+        notes=(*dataset.notes, note),
+        open_originals=lambda: _open_originals(dataset, encoding, options),
+    )
+
+
+def _open_originals(latents: Dataset, encoding: ImageEncoding, options: DataOptions) -> Dataset:
+    """Return the images that latents were made from, or those of `data.originals`.
+
+    Raises:
+        UsageError: they cannot be read, or are not what was encoded.
+    """
+    channels, height, width = encoding.image_shape
+    try:
+        originals = load_data(
+            options.originals or encoding.images,
+            resolution=ImageSize(width, height).resolution,
+            channels=channels,
+            labels=encoding.labels,
+            max_bad_fraction=options.max_bad_fraction,
+            max_pixels=options.max_pixels or None,
+            remote=options.remote,
+            value_range=AUTO if options.originals else encoding.range,
+        )
+        if not options.originals and originals.fingerprint != encoding.images_fingerprint:
+            raise UsageError(f"{encoding.images} has changed since")
+    except UsageError as error:
+        raise UsageError(
+            f"data.originals: scores need the images that {options.redacted_path} was encoded from, and {error}. Use "
+            "--data.originals=PATH, or --evaluation.metrics=[]"
+        ) from error
+    return originals if latents.labels is not None else dataclasses.replace(originals, labels=None, classes=())
+
+
+def _describe_shape(encoding: ImageEncoding) -> str:
+    channels, height, width = encoding.image_shape
+    return f"{ImageSize(width, height)}, {describe_channels(channels)}"
 
 
 def resolve(run: Run, dataset: Dataset) -> Run:
@@ -83,12 +153,13 @@ def resolve(run: Run, dataset: Dataset) -> Run:
         needs_float32 = run.nets.needs_float32
         run = dataclasses.replace(run, nets=run.nets.for_spec(spec))
     has_labels = run.data.labels and dataset.labels is not None
+    has_size = not dataset.fields and not dataset.encoding  # which the options of the data name
     data = dataclasses.replace(
         run.data,
         labels=has_labels,
         cache="memory" if dataset.in_memory else "stream",
-        resolution=run.data.resolution if dataset.fields else spec.resolution,
-        channels=run.data.channels if dataset.fields else spec.channels,
+        resolution=spec.resolution if has_size else run.data.resolution,
+        channels=spec.channels if has_size else run.data.channels,
         range=dataset.value_range.option if dataset.value_range else run.data.range,
     )
     device = run.device
@@ -101,7 +172,7 @@ def resolve(run: Run, dataset: Dataset) -> Run:
     if dataset.is_array:
         if run.data.mirror:
             raise UsageError("--mirror: flips images, and the data are arrays. Leave it out.")
-        if evaluation.features == "pixels":
+        if evaluation.features == "pixels" and not dataset.shows_images:
             evaluation = dataclasses.replace(evaluation, features="values")
     if device.concat_real_fake == "auto":
         is_builtin = not is_user_defined(run.nets, run.objective)  # a user-defined D may couple images

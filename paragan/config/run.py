@@ -23,6 +23,7 @@ from paragan.config.sections import (
     RollbackOptions,
 )
 from paragan.config.user_code import AnyNets, AnyObjective
+from paragan.core.image_encoding import is_user_code
 from paragan.core.schema import config_class, from_dict, name_shorthand, to_dict
 from paragan.game.ema import EMAConfig
 from paragan.losses.adversarial import Adversarial
@@ -173,8 +174,11 @@ def with_lanes(run: Run, lanes: int) -> Run:
 
 
 def load_without_user_code(data: dict[str, Any]) -> Run:
-    """Read a run without the parts that may import user code: strategy (its wire), networks and objective."""
-    return from_dict(Run, {name: part for name, part in data.items() if name not in ("strategy", "nets", "objective")})
+    """Read a run without the parts that may import user code: strategy (its wire), networks, objective, and decoder."""
+    run = from_dict(Run, {name: part for name, part in data.items() if name not in ("strategy", "nets", "objective")})
+    if is_user_code(run.data.decoder):
+        return dataclasses.replace(run, data=dataclasses.replace(run.data, decoder=""))
+    return run
 
 
 def may_change_on_resume(name: str) -> bool:
@@ -197,6 +201,8 @@ def may_change_on_resume(name: str) -> bool:
         "device.deterministic",
         "data.max_bad_fraction",
         "data.max_pixels",
+        "data.decoder",
+        "data.originals",
         "data.remote",
         "data.prefetch",
         "evaluation",

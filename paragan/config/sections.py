@@ -110,6 +110,9 @@ class DataOptions:
     resample   : convert audio of another rate
     transform  : module:function that each record passes: (arrays by name, NumPy generator) -> arrays by name
     label_pattern : a regular expression whose group is the class in the name of an audio or array file, such as ^(\\d)_
+    decoder    : of latents, the autoencoder that decodes them: a run folder, a model folder or module:Class (empty: the
+                 one that encoded them, where it was)
+    originals  : of latents, the images that scores compare with (empty: those that were encoded)
     remote     : how data at an address are read
     prefetch   : how streamed images are read ahead
     """
@@ -132,6 +135,8 @@ class DataOptions:
     resample: bool = False
     transform: str = ""
     label_pattern: Annotated[str, BeforeValidator(str)] = ""
+    decoder: str = ""
+    originals: str = ""
     remote: RemoteOptions = RemoteOptions()
     prefetch: PrefetchOptions = PrefetchOptions()
 

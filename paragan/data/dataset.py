@@ -7,15 +7,17 @@ shape (`core.array_plots`).
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 
 from paragan.core.errors import RunError, UsageError
+from paragan.core.image_encoding import ImageEncoding
 from paragan.core.image_shape import PICTURE_CHANNELS, ImageSize, check_channels, check_resolution
 from paragan.data.bad_samples import MAX_BAD_FRACTION, BadSamples
 from paragan.data.decode import (
@@ -27,7 +29,7 @@ from paragan.data.decode import (
     parallel_map,
     read_header,
 )
-from paragan.data.formats.array import DeepArraySource, to_float32
+from paragan.data.formats.array import ArraySource, DeepArraySource, to_float32
 from paragan.data.formats.class_labels import check_labels, resolve_class_names
 from paragan.data.formats.record_source import RecordSource, records_from_arrays
 from paragan.data.open_source import open_source
@@ -66,6 +68,8 @@ class Dataset:
     notes       : lines for `describe`
     bad_samples : images known to be bad; None for numbers and arrays
     value_range : the stored values that became 0 and 255; None for 8-bit images and numbers
+    encoding    : of numbers [N, c, h, w] that are latents of images, what decodes them
+    open_originals : opens the images that latents were made from
     """
 
     images: np.ndarray | StreamingRows
@@ -75,6 +79,17 @@ class Dataset:
     notes: tuple[str, ...] = ()
     bad_samples: BadSamples | None = None
     value_range: ValueRange | None = None
+    encoding: ImageEncoding | None = None
+    open_originals: Callable[[], Dataset] | None = None
+
+    @functools.cached_property
+    def originals(self) -> Dataset:
+        """The images that latents were made from; of other data the data set itself.
+
+        Raises:
+            UsageError: the images cannot be read.
+        """
+        return self.open_originals() if self.open_originals else self
 
     @property
     def in_memory(self) -> bool:
@@ -110,6 +125,16 @@ class Dataset:
             return self.images.shape[1:]
         _, height, width, channels = self.images.shape
         return channels, height, width
+
+    @property
+    def shows_images(self) -> bool:
+        """Whether the data is images, or latents that are decoded to images."""
+        return not self.is_array or self.encoding is not None
+
+    @property
+    def sample_shape(self) -> tuple[int, ...]:
+        """Shape of a sample of a generator: (C, H, W) of the decoded image for latents, else `shape`."""
+        return self.encoding.image_shape if self.encoding else self.shape
 
     @property
     def size(self) -> ImageSize:
@@ -157,8 +182,15 @@ class Dataset:
             fingerprint = _streaming_fingerprint(subset, None)
             return Dataset(subset, None, (), fingerprint, notes, self.bad_samples, self.value_range)
         pixels = self.images[rows]
-        fingerprint = compute_fingerprint(pixels, None)
-        return Dataset(pixels, None, (), fingerprint, notes, self.bad_samples, self.value_range)
+        return replace(
+            self,
+            images=pixels,
+            labels=None,
+            classes=(),
+            fingerprint=compute_fingerprint(pixels, None),
+            notes=notes,
+            open_originals=(lambda: self.originals.only_class(label)) if self.open_originals else None,
+        )
 
 
 def from_arrays(
@@ -334,7 +366,9 @@ def _build_dataset(
                 f"data: {source.location} holds numbers, not images. Leave data.resolution, data.channels, data.range "
                 "and data.cache=stream out"
             )
-        return Dataset(source.array, numbers, classes, compute_fingerprint(source.array, numbers), source.notes)
+        encoding = source.encoding if isinstance(source, ArraySource) else None
+        fingerprint = compute_fingerprint(source.array, numbers)
+        return Dataset(source.array, numbers, classes, fingerprint, source.notes, encoding=encoding)
     bad_samples = BadSamples(numbers, len(source), source.sample_name, max_bad_fraction)
     scan = scan_headers(source, bad_samples)
     is_automatic = size is None

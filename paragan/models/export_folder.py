@@ -30,7 +30,7 @@ def write_model_folder(model: Model, out: Path) -> None:
         _write_weights(model, out)
         atomic_write_bytes(out / "README.md", make_model_card(model).encode())
     if not model.spec.array_shape:
-        count = min(MAX_GRID_SAMPLES, max(4, MAX_GRID_PIXELS // model.spec.size.pixels))
+        count = min(MAX_GRID_SAMPLES, max(4, MAX_GRID_PIXELS // model.spec.sample_spec.size.pixels))
         save_images(model.sample(count), None, out / "samples.png")
 
 

@@ -40,6 +40,8 @@ def export_graphs(model: Model, graph_format: GraphFormat, out: Path) -> list[Pa
     Raises:
         RunError: a graph computes something other than the network.
     """
+    if model.spec.image_shape:
+        raise UsageError("export: makes latents, and a graph has no decoder. Use --format safetensors")
     suffix = SUFFIXES[graph_format]
     if isinstance(model.sampler, Sampler):
         if out.suffix != suffix:

@@ -16,7 +16,11 @@ HUB_NAME_PATTERN = re.compile(r"(?P<name>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+
 
 
 def load(
-    path: str | Path, device: str | torch.device = "cpu", nets: Any = None, dataset: Dataset | None = None
+    path: str | Path,
+    device: str | torch.device = "cpu",
+    nets: Any = None,
+    dataset: Dataset | None = None,
+    decoder: str = "",
 ) -> Model:
     """Load a trained generator. Runs no code from the files.
 
@@ -30,15 +34,16 @@ def load(
         device: where the generator runs.
         nets: your networks, if it was trained with such: the object, or `module:Class`.
         dataset: input data of the generator, if it takes data.
+        decoder: the autoencoder that decodes its latents, a folder or `module:Class`; "" for the one that is recorded.
 
     Raises:
         UsageError: there is no model, or it cannot be used.
     """
     if is_object_address(str(path)):
-        return load_model(download_for_reading(str(path), "model"), torch.device(device), nets, dataset)
+        return load_model(download_for_reading(str(path), "model"), torch.device(device), nets, dataset, decoder)
     name = HUB_NAME_PATTERN.fullmatch(str(path))
     if name and not Path(path).exists() and not Path(path).parent.exists():
         from paragan.models.hub import download_model
 
         path = download_model(name["name"], name["revision"])
-    return load_model(path, torch.device(device), nets, dataset)
+    return load_model(path, torch.device(device), nets, dataset, decoder)

@@ -31,6 +31,7 @@ from paragan.core.rng import CPU
 from paragan.core.schema import from_dict, to_dict
 from paragan.data.dataset import Dataset
 from paragan.losses.running_state import strip_objective_state
+from paragan.models.autoencoder import encoding_from_config, load_decoder
 from paragan.models.load_generator import build_generator, resolve_nets, wrap_config_errors
 from paragan.models.model_files import (
     FORMAT_VERSION,
@@ -64,7 +65,7 @@ class Model:
 
     def __repr__(self) -> str:
         classes = f", {len(self.classes)} classes" if self.classes else ""
-        shape = "x".join(map(str, self.spec.shape))
+        shape = "x".join(map(str, self.spec.sample_spec.shape))
         return f"Model({shape}{classes}, {self.kimg:g} kimg, from {self.folder})"
 
     @property
@@ -89,7 +90,7 @@ class Model:
 
     @property
     def g(self) -> nn.Module:
-        """The generator: (z [N, latent], y int64 [N] or None) -> images [N, C, H, W] in [-1, 1].
+        """The generator: (z [N, latent], y int64 [N] or None) -> images [N, C, H, W] in [-1, 1], or latents of such.
 
         Raises:
             UsageError: the model has a generator for each label.
@@ -224,12 +225,19 @@ def make_model_config(net: Any, spec: Spec, prior: LabelPrior, classes: Sequence
 # Loading ------------------------------------------------------------------------------------------------
 
 
-def load_model(path: str | Path, device: torch.device = CPU, nets: Any = None, dataset: Dataset | None = None) -> Model:
+def load_model(
+    path: str | Path,
+    device: torch.device = CPU,
+    nets: Any = None,
+    dataset: Dataset | None = None,
+    decoder: str = "",
+) -> Model:
     """Load a model from a run folder, a model folder or a model.safetensors. Runs no code from the files.
 
     Args:
         nets: the user-defined networks that it was trained with: the object, or `module:Class`.
         dataset: input data of the generator, if it takes data.
+        decoder: the autoencoder that decodes its latents, a folder or `module:Class`; "" for the one that is recorded.
 
     Raises:
         UsageError: there is no model, or its files cannot be used.
@@ -249,12 +257,16 @@ def load_model(path: str | Path, device: torch.device = CPU, nets: Any = None, d
     if snapshot is None:
         config |= _aggregate_label_configs(folder, len(prior.probabilities))
         per_label_sampler = PerLabelSampler(
-            lambda label: _load_label_sampler(folder, spec, config, label, device, nets, dataset), prior, device
+            lambda label: _load_label_sampler(folder, spec, config, label, device, nets, dataset, decoder),
+            prior,
+            device,
         )
         return Model(per_label_sampler, spec, config, folder)
     net_config = resolve_nets(config.get("net"), nets, folder)
     g = build_generator(snapshot, net_config, spec).to(device)
     sampler = make_sampler(g, net_config, spec, prior, device, dataset)
+    if encoding := encoding_from_config(config, decoder, folder):
+        sampler = dataclasses.replace(sampler, to_output=load_decoder(encoding).to_pixels)
     return Model(sampler, spec, config, folder)
 
 
@@ -283,7 +295,8 @@ def make_sampler(
 def _check_input_data(dataset: Dataset, spec: Spec) -> None:
     """Raise UsageError if a generator that takes data was trained on another kind of data; sizes may differ."""
     shape = spec.shape
-    same_kind = len(dataset.shape) == len(shape) and dataset.is_array == bool(spec.array_shape)
+    has_numbers = bool(spec.array_shape or spec.image_shape)
+    same_kind = len(dataset.shape) == len(shape) and dataset.is_array == has_numbers
     if not same_kind or dataset.shape[0] != shape[0]:
         kind = "records" if spec.array_shape else "images [C, H, W]"
         raise UsageError(
@@ -324,6 +337,7 @@ def _load_label_sampler(
     device: torch.device,
     nets: Any,
     dataset: Dataset | None,
+    decoder: str,
 ) -> Sampler:
     label_folder = label_dir(folder, label)
     if not (label_folder / "model.safetensors").exists():
@@ -333,7 +347,7 @@ def _load_label_sampler(
         raise UsageError(f"{folder}: {missing}: it had no run in the pool. Train one, and `paragan pool` adds it")
     if dataset and dataset.labels is not None:
         dataset = dataset.only_class(label)
-    model = load_model(label_folder, device, nets, dataset)
+    model = load_model(label_folder, device, nets, dataset, decoder)
     if model.spec != dataclasses.replace(joint_spec, classes=0) or not isinstance(model.sampler, Sampler):
         raise UsageError(f"{label_folder}: its images differ from those of the model: {model.spec}, not {joint_spec}")
     return model.sampler

@@ -101,7 +101,7 @@ def takes_latents(model: Model) -> bool:
 
 
 def _description(model: Model) -> str:
-    config, spec = model.config, model.spec
+    config, spec = model.config, model.spec.sample_spec
     net = config.get("net", {})
     if spec.sample_rate:
         output = f"waves {list(spec.array_shape)} at {spec.sample_rate} Hz"
@@ -121,6 +121,8 @@ def _description(model: Model) -> str:
         f"Networks: `{json.dumps(net)}`." if net else "A generator for each label.",
         f"Recipe: {config.get('recipe', 'custom')}, {float(config.get('kimg', 0)):g} thousand {records} shown to D.",
     ]
+    if encoding := config.get("encoding"):
+        lines.append(f"It makes latents, which `{encoding['decoder']}` decodes (weights {encoding['fingerprint']}).")
     if statistics := BATCH_NORM_TEXTS.get(str(config.get("batch_norm"))):
         lines.append(f"Batch-norm statistics: {statistics}.")
     return "  \n".join(lines)
@@ -142,7 +144,7 @@ def _score_table(scores: list[Row]) -> str:
 
 
 def _usage(model: Model) -> str:
-    spec = model.spec
+    spec = model.spec.sample_spec
     shape = f"uint8 {[16, spec.size.height, spec.size.width, spec.channels]}"
     if spec.array_shape:
         shape = f"float32 {[16, *spec.array_shape]}"

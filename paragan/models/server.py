@@ -78,13 +78,14 @@ def create_app(model: Model, trusted_hosts: Sequence[str] | None = None) -> Any:
 def _model_info(model: Model) -> dict[str, Any]:
     if model.spec.array_shape:
         raise UsageError("paragan serve: this model makes numbers. Use a model of images")
+    spec = model.spec.sample_spec
     return {
         "name": model.config.get("recipe", "custom"),
         "networks": model.config.get("net", {}).get("name", "per-label"),
-        "resolution": model.spec.resolution,
-        "width": model.spec.size.width,
-        "height": model.spec.size.height,
-        "channels": model.spec.channels,
+        "resolution": spec.resolution,
+        "width": spec.size.width,
+        "height": spec.size.height,
+        "channels": spec.channels,
         "classes": list(model.classes),
         "kimg": model.kimg,
         "interpolates": isinstance(model.sampler, Sampler) and model.sampler.uses_latents,

@@ -117,6 +117,8 @@ def project(
         UsageError: the model has no styles, or images of another size.
     """
     sampler = style_sampler(model, "projecting an image")
+    if model.spec.image_shape:
+        raise UsageError("projecting an image: the model makes latents. Use a model of images")
     _check_size(target, model.spec)
     g: Any = sampler.g
     target_images = copy_to_device(torch.from_numpy(target).permute(2, 0, 1)[None].float() / 127.5 - 1, sampler.device)

@@ -1,7 +1,7 @@
 """The data that networks are built for, and which sizes of images networks of halvings can make."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from paragan.core.errors import UsageError
 from paragan.core.image_shape import ImageSize, Resolution, parse_resolution
@@ -21,6 +21,7 @@ class Spec:
     fields      : of records of several arrays, the shape of each by name
     main_field  : the name of the one that D judges, whose shape is `shape`; "" for other data
     sample_rate : of waves [C, T], Hz; 0 for other data, and for waves of which it is not known
+    image_shape : (C, H, W) of the images that latents are decoded to; () for other data
     """
 
     resolution: Resolution
@@ -30,6 +31,7 @@ class Spec:
     fields: Mapping[str, tuple[int, ...]] = field(default_factory=dict[str, tuple[int, ...]], hash=False)
     main_field: str = ""
     sample_rate: int = 0
+    image_shape: tuple[int, ...] = ()
 
     def __post_init__(self):
         object.__setattr__(self, "resolution", parse_resolution(self.resolution))
@@ -43,6 +45,14 @@ class Spec:
     def shape(self) -> tuple[int, ...]:
         """Shape of one image, (C, H, W), or of one record of numbers."""
         return self.array_shape or (self.channels, self.size.height, self.size.width)
+
+    @property
+    def sample_spec(self) -> "Spec":
+        """What samples look like: the decoded images, if the networks make latents; else the spec itself."""
+        if not self.image_shape:
+            return self
+        channels, height, width = self.image_shape
+        return replace(self, resolution=ImageSize(width, height).resolution, channels=channels, image_shape=())
 
 
 def num_halvings(size: ImageSize) -> int:

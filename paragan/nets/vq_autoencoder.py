@@ -171,6 +171,19 @@ class QuantizingAutoencoder(nn.Module):
         """Return the images [N, C, H, W] of codes int64 [N, h, w]."""
         return self.decoder(self.quantizer.codes_to_values(codes))  # pyright: ignore
 
+    def to_latents(self, images: Tensor) -> Tensor:
+        """Return the latents [N, c, h, w] of images: what the encoder makes before quantization, or the mean.
+
+        As in latent diffusion, quantization belongs to the decoder: what is trained on latents need not make codes.
+        """
+        moments = self.encoder(images)
+        return moments.chunk(2, 1)[0] if isinstance(self.quantizer, DiagonalGaussian) else moments
+
+    def from_latents(self, latents: Tensor) -> Tensor:
+        """Return the images [N, C, H, W] of latents [N, c, h, w]."""
+        is_continuous = isinstance(self.quantizer, DiagonalGaussian)
+        return self.decoder(latents if is_continuous else self.quantizer(latents)[0])
+
     @property
     def last_layer(self) -> Tensor:
         """Weight of the convolution that makes the images, for weights that follow its gradient."""

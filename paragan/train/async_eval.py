@@ -136,7 +136,7 @@ class RunFollower:
         return True
 
     def _compute_scores(self, folder: Path, evaluation: EvaluationOptions) -> list[Score]:
-        model = load_model(folder, self.device, self.nets, self.dataset)
+        model = load_model(folder, self.device, self.nets, self.dataset, self.run.data.decoder)
         protocol = EvalProtocol(batch_norm=model.batch_norm, ema=True, truncation=1.0, seed=self.run.seed)
         return score(model.sampler, self.dataset, evaluation, protocol, SingleRankGroup())
 

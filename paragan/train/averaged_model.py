@@ -13,8 +13,9 @@ import torch
 
 from paragan.comm.process_group import Group, broadcast_tensors
 from paragan.data.dataset import Dataset
+from paragan.models.autoencoder import output_converter
 from paragan.models.bn_recalibration import recalibrated_bn
-from paragan.models.sampler import DataSource, LabelPrior, LatentSource, Sampler, to_float32, to_uint8
+from paragan.models.sampler import DataSource, LabelPrior, LatentSource, Sampler
 from paragan.train.checkpoint import untrained_tensors
 from paragan.train.session import Session
 
@@ -111,7 +112,7 @@ def averaged_sampler(session: Session, dataset: Dataset) -> Iterator[Sampler]:
     game = session.game
     classes = 0 if game.labels is None else int(game.labels.max()) + 1
     source = make_source(session, dataset)
-    to_output = to_float32 if dataset.is_array else to_uint8
+    to_output = output_converter(dataset)
     with averaged_networks(session), recalibrated_bn(game.g, source, game.labels, session.run.seed) as g:
         prior = LabelPrior.from_labels(game.labels, classes)
         yield Sampler(g, source, prior, session.world.device, to_output=to_output, main_field=game.primary)

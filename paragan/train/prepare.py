@@ -23,6 +23,7 @@ from paragan.data.dataset import Dataset
 from paragan.eval.metrics import check_pairs
 from paragan.losses.adversarial import Adversarial
 from paragan.losses.distribution_matching import DistributionMatching
+from paragan.models.autoencoder import output_converter
 from paragan.models.diffusion_teacher import load_denoiser, student_nets, teacher_weights_dir
 from paragan.models.model import find_init_model_dir
 from paragan.models.weights_fingerprint import weights_fingerprint
@@ -70,6 +71,7 @@ def prepare(run: Run, ranks: int = 1, dataset: Dataset | None = None, *, check_p
     validate(run, ranks)
     if dataset is None:
         dataset = load_dataset(run.data)
+    output_converter(dataset)  # refuses latents without their decoder
     run = with_nets_of_teacher(run, make_spec(run.data, dataset))
     run = replace(resolve(run, dataset), fingerprints=fingerprint_inputs(run, dataset))
     if check_parts:

@@ -211,9 +211,22 @@ def resolve_scored_run(path: Path, data: str | None) -> tuple[Path, Run]:
     return path, Run(recipe=recipe, data=replace(data_options_of_model(path), path=data))
 
 
+def scored_data_options(folder: Path, options: DataOptions, path: str | None) -> DataOptions:
+    """Return how the data are read that the model in a folder is scored against.
+
+    Args:
+        folder: a run folder or a model folder.
+        options: those of its run.
+        path: other data, in place of those of the run: images, also where G makes latents.
+    """
+    if not path:
+        return options
+    return replace(data_options_of_model(folder) if read_spec(folder).image_shape else options, path=path)
+
+
 def data_options_of_model(path: Path) -> DataOptions:
     """Return how data are read for a model without its run: images of its size, or segments of its length."""
-    spec = read_spec(path)
+    spec = read_spec(path).sample_spec
     fields: dict[str, Any] = {"resolution": spec.resolution, "channels": spec.channels}
     if spec.array_shape:
         fields = {"field": spec.main_field, "segment": spec.array_shape[-1] if spec.sample_rate else 0}

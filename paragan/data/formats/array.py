@@ -8,6 +8,7 @@ from importlib.metadata import distribution
 import numpy as np
 
 from paragan.core.errors import UsageError
+from paragan.core.image_encoding import ImageEncoding
 from paragan.core.image_shape import MAX_CHANNELS, PICTURE_CHANNELS, channels_option
 from paragan.data.decode import check_fits_memory
 
@@ -22,6 +23,7 @@ class ArraySource:
         classes: [K] names.
         notes: lines for `describe`.
         fingerprint: identifies the data, if that is known without reading all of it.
+        encoding: of numbers that are latents of images, what decodes them.
     """
 
     is_local = True
@@ -34,9 +36,11 @@ class ArraySource:
         classes: tuple[str, ...] = (),
         notes: tuple[str, ...] = (),
         fingerprint: bytes = b"",
+        encoding: ImageEncoding | None = None,
     ):
         self.location = location
         self.array = images
+        self.encoding = encoding
         self.labels = labels
         self.classes = classes
         self.notes = notes

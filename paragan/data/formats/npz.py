@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import io
+import json
 import math
 import struct
 import tokenize
@@ -19,6 +20,8 @@ from typing import Any
 import numpy as np
 
 from paragan.core.errors import UsageError
+from paragan.core.image_encoding import ImageEncoding
+from paragan.core.schema import from_dict
 from paragan.data.decode import check_fits_memory
 from paragan.data.formats.array import (
     ArraySource,
@@ -38,6 +41,7 @@ EXPECTED_KEYS = (
     "labels (integers [N], optional), classes (names [K], optional)"
 )
 
+MAX_ENCODING_BYTES = 2**20
 MIN_MMAP_BYTES = 2**28  # uncompressed images of this size or more are memory-mapped rather than read
 
 _CORRUPTION_ERRORS = (
@@ -103,6 +107,8 @@ def read_npz(
 
     Large uncompressed images are memory-mapped rather than read; their checksum is not verified then.
 
+    Numbers that `paragan data encode` wrote have an `encoding`.
+
     Raises:
         UsageError: it is not an npz, is damaged, or holds keys, types, shapes or labels that do not fit.
         OSError: the file cannot be read.
@@ -119,20 +125,23 @@ def read_npz(
         )
         if labels and "classes" in keys and label_key is None:
             raise UsageError(f"data: {path} has classes but no labels: add labels, integers [{len(images)}]")
+        encoding = None
+        if "images" not in keys and "encoding" in keys:
+            encoding = _read_encoding(archive, path, images.shape)
         numbers: np.ndarray | None = None
         classes: tuple[str, ...] = ()
         if label_key is not None:
             classes = read_classes(archive, path) if "classes" in keys else ()
             values = read_labels(archive, path, label_key, len(images))
             numbers, classes = parse_label_array(values, label_key, path, classes)
-    ignored = _ignored_keys(keys, label_key)
+    ignored = [key for key in _ignored_keys(keys, label_key) if encoding is None or key != "encoding"]
     notes = (f"ignored keys: {abbreviate(ignored, 10)}",) if ignored else ()
     if label_key not in (None, "labels"):
         notes = (f"labels of key {printable(label_key)}", *notes)
     if isinstance(images, np.memmap):
         return MmapSource(stamp, fs, name, images, numbers, classes, notes, fingerprint)
     if "images" not in keys:
-        return ArraySource(path, images, numbers, classes, notes)
+        return ArraySource(path, images, numbers, classes, notes, encoding=encoding)
     return make_image_source(path, images, numbers, classes, notes)
 
 
@@ -216,6 +225,22 @@ def _read_images(
 def _read_x(archive: zipfile.ZipFile, location: str) -> np.ndarray:
     check_array_fits_memory(read_header(archive, location, "x"), location, "x")
     return to_float32(read_array(archive, location, "x"), location)
+
+
+def _read_encoding(archive: zipfile.ZipFile, location: str, shape: tuple[int, ...]) -> ImageEncoding:
+    """Return how the latents `x` [N, c, h, w] were made: JSON, the fields of `ImageEncoding`."""
+    header = read_header(archive, location, "encoding")
+    try:
+        if header.dtype.kind != "U" or header.shape or header.nbytes > MAX_ENCODING_BYTES:
+            raise ValueError(f"{header.dtype} {list(header.shape)} is no text")
+        encoding = from_dict(ImageEncoding, json.loads(str(read_array(archive, location, "encoding"))))
+        if len(shape) != 4 or not shape[1] == len(encoding.mean) == len(encoding.std):
+            raise ValueError(f"it has {len(encoding.mean)} channels, and x is {list(shape)}")
+    except (UsageError, ValueError, TypeError, RecursionError) as error:
+        raise UsageError(
+            f"data: {location}: encoding cannot be read ({error}). Write the file again with `paragan data encode`"
+        ) from None
+    return encoding
 
 
 def member_data_offset(fs: FileSystem, name: str, info: zipfile.ZipInfo) -> int:

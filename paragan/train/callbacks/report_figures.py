@@ -98,8 +98,10 @@ def make_figures(
         UsageError: the model cannot be loaded.
     """
     weights = weights_digest(folder)  # before they are read: if a run replaces them meanwhile, the figures are outdated
-    model = load_model(folder, device, nets, dataset)
-    space = space or pixels(model.spec.resolution, model.spec.channels)
+    decoder = dataset.encoding.decoder if dataset and dataset.encoding else ""
+    model = load_model(folder, device, nets, dataset, decoder)
+    sample_spec = model.spec.sample_spec
+    space = space or pixels(sample_spec.resolution, sample_spec.channels)
     if dataset is not None and not no_neighbors_reason and str(model.config.get("data")) != dataset.fingerprint:
         no_neighbors_reason = "the data there are not those that the model was trained on"
     samples = ModelSamples(model, _trained_labels(folder, model))
@@ -108,10 +110,11 @@ def make_figures(
     thorough = True
     if samples.is_available:
         if dataset is not None and not no_neighbors_reason:
-            num_images = len(dataset.images)
+            reals = dataset.originals
+            num_images = len(reals.images)
             num_searched = min(num_images, max(2 * NUM_NEIGHBORS, max_search_values // space.num_features))
             thorough = num_searched == num_images or max_search_values >= MAX_THOROUGH_SEARCH_VALUES
-            figures.append(nearest_neighbors_figure(samples, dataset, space, num_searched))
+            figures.append(nearest_neighbors_figure(samples, reals, space, num_searched))
         figures += interpolation_figures(samples)
         if no_neighbors_reason:
             missing = [f"Nearest training images are not shown: {no_neighbors_reason}."]
@@ -128,7 +131,10 @@ def make_figures(
 
 def make_final_figures(folder: Path, nets: Any, dataset: Dataset, device: torch.device, console: RunConsole) -> None:
     """Make the figures at the end of a run. Neighbors are searched only among data in memory, which takes seconds."""
-    reason = "" if dataset.in_memory else "the data are streamed; `paragan report` searches them"
+    try:
+        reason = "" if dataset.originals.in_memory else "the data are streamed; `paragan report` searches them"
+    except UsageError as error:  # the images of latents are not where they were
+        reason = str(error)
     try:
         make_figures(folder, dataset, nets=nets, device=device, no_neighbors_reason=reason)
     except (UsageError, OSError) as error:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from PIL import Image
 
 from paragan.config.user_code import conditioning_input_of, render_fn_of
@@ -19,6 +20,7 @@ from paragan.core.atomic_write import atomic_output, atomic_write_bytes
 from paragan.core.image_grid import integer_upscale, make_grid, visible_channels
 from paragan.core.wav_files import encode_wav
 from paragan.data.dataset import Dataset
+from paragan.models.autoencoder import load_decoder
 from paragan.models.sampler import PerLabelSampler, Sampler
 from paragan.report.embedded_audio import GENERATED, MAX_PAIRS, REAL, wave_name, waves_dir
 from paragan.train.averaged_model import averaged_sampler
@@ -70,13 +72,13 @@ def draw_fakes(
         The images in it, [n, H, W, 3] uint8.
     """
     path = folder / f"fakes{kimg:06d}.png"
-    if has_image_grid(nets, dataset) or (isinstance(sampler, PerLabelSampler) and not dataset.is_array):
+    if has_image_grid(nets, dataset) or (isinstance(sampler, PerLabelSampler) and dataset.shows_images):
         indices, sample_labels, columns = grid_layout(labels)
         fakes = sampler.images(indices, sample_labels, SAMPLE_SEED).permute(0, 2, 3, 1).numpy()
         save_grid(fakes, columns, path)
         visible = visible_channels(fakes)
         return visible if visible.shape[-1] == 3 else visible.repeat(3, axis=-1)
-    indices = range(num_panels(dataset.shape))
+    indices = range(num_panels(dataset.sample_shape))
     samples = sampler.images(indices, sampler.labels(indices, SAMPLE_SEED), SAMPLE_SEED).numpy()
     picture = render_samples(nets, samples, dataset)
     save_png(picture, path)
@@ -103,7 +105,7 @@ def write_wave_pairs(sampler: Sampler | PerLabelSampler, dataset: Dataset, folde
 
 def has_image_grid(nets: Any, dataset: Dataset) -> bool:
     """Return True if samples are drawn as a grid of images, each from a latent."""
-    return not dataset.is_array and render_fn_of(nets) is None and conditioning_input_of(nets) is None
+    return dataset.shows_images and render_fn_of(nets) is None and conditioning_input_of(nets) is None
 
 
 def render_samples(nets: Any, samples: np.ndarray, dataset: Dataset) -> np.ndarray:
@@ -112,17 +114,23 @@ def render_samples(nets: Any, samples: np.ndarray, dataset: Dataset) -> np.ndarr
     Returns:
         A picture, [H, W, 3] uint8.
     """
-    reals = dataset.images[np.arange(len(samples)) % len(dataset.images)]
-    if not dataset.is_array:
-        reals = reals.transpose(0, 3, 1, 2)
+    reals = read_as_samples(dataset, np.arange(len(samples)) % len(dataset.images))
     render = render_fn_of(nets)
     if render:
         return check_picture(render(samples, reals), nets.name)
-    if dataset.is_array:
+    if not dataset.shows_images:
         return plot_arrays(samples, reals)
     pairs = np.stack([reals, samples], 1).reshape(-1, *samples.shape[1:]).transpose(0, 2, 3, 1)
     sheet = np.asarray(make_grid(pairs, 12, scale=integer_upscale(pairs)))
     return sheet if sheet.ndim == 3 else sheet[:, :, None].repeat(3, 2)
+
+
+def read_as_samples(dataset: Dataset, rows: np.ndarray) -> np.ndarray:
+    """Return records `rows` [n] as samples are: images uint8 [n, C, H, W], of latents the decoded ones, or numbers."""
+    records = dataset.images[rows]
+    if dataset.encoding:
+        return load_decoder(dataset.encoding).to_pixels(torch.from_numpy(records)).numpy()
+    return records if dataset.is_array else records.transpose(0, 3, 1, 2)
 
 
 def save_png(picture: np.ndarray, path: Path) -> None:
@@ -137,8 +145,8 @@ def draw_reals(dataset: Dataset, folder: Path, has_labels: bool = True, nets: An
     if path.exists():
         return
     if not has_image_grid(nets, dataset):
-        reals = dataset.images[np.arange(num_panels(dataset.shape)) % len(dataset.images)]
-        save_png(render_samples(nets, reals if dataset.is_array else reals.transpose(0, 3, 1, 2), dataset), path)
+        rows = np.arange(num_panels(dataset.sample_shape)) % len(dataset.images)
+        save_png(render_samples(nets, read_as_samples(dataset, rows), dataset), path)
         return
     labels = dataset.labels if has_labels else None
     indices, cell_labels, columns = grid_layout(labels)
@@ -148,7 +156,7 @@ def draw_reals(dataset: Dataset, folder: Path, has_labels: bool = True, nets: An
             images_of_label = np.flatnonzero(labels == label)
             cells = np.flatnonzero(cell_labels == label)
             rows[cells] = images_of_label[np.arange(len(cells)) % len(images_of_label)]
-    save_grid(dataset.images[rows], columns, path)
+    save_grid(read_as_samples(dataset, rows).transpose(0, 2, 3, 1), columns, path)
 
 
 def grid_layout(labels: np.ndarray | None) -> tuple[list[int], np.ndarray | None, int]:

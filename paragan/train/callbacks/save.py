@@ -14,6 +14,7 @@ import torch
 from paragan.config.resolve import make_spec
 from paragan.config.run import to_saved_dict
 from paragan.core.errors import Diverged
+from paragan.core.schema import to_dict
 from paragan.data.dataset import Dataset
 from paragan.models.bn_recalibration import recalibrated_bn
 from paragan.models.model import make_model_config, remove_model, save_model
@@ -122,6 +123,7 @@ class CheckpointCallback:
             half_life_kimg=run.ema.half_life_kimg,
             batch_norm="standing" if game.g.batch_coupled_layers else "none",
             data=self.dataset.fingerprint,
+            **({"encoding": to_dict(self.dataset.encoding)} if self.dataset.encoding else {}),
             **extra,
         )
         source = make_source(session, self.dataset)

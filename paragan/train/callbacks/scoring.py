@@ -21,6 +21,7 @@ from paragan.config.resolve import load_dataset
 from paragan.config.run import Run
 from paragan.config.sections import EvaluationOptions
 from paragan.core.errors import Interrupted, RunError, UsageError
+from paragan.core.image_shape import ImageSize
 from paragan.core.jsonl import JsonlFile, Row, is_number, read_jsonl
 from paragan.data.dataset import Dataset
 from paragan.eval import classifier
@@ -44,6 +45,7 @@ from paragan.train.averaged_model import averaged_sampler
 from paragan.train.callbacks.best_model import BestModelTracker, resolve_best_metric
 from paragan.train.console import RunConsole
 from paragan.train.rank_agreement import LOAD_TIMEOUT_S, check_same_data, check_same_versions, on_all_ranks
+from paragan.train.run_dir import scored_data_options
 from paragan.train.session import Session, has_crossed_kimg
 
 BLOCK_IMAGES = 64  # images of a forward pass
@@ -154,21 +156,22 @@ def make_scoring_reference(
     should_abort: ShouldAbort = never_abort,
 ) -> ScoringReference:
     """Make the reference for some metrics. Every rank calls this: a classifier may have to be trained first."""
-    space = prepare_feature_space(evaluation, dataset, group, device)
+    reals_data = _scored_reals(evaluation, dataset)
+    space = prepare_feature_space(evaluation, reals_data, group, device)
     metrics = [name for name in evaluation.metrics if METRICS[name].real_accumulators]
     if not metrics:
         return ScoringReference(space, None)
     if evaluation.reference:
         return ScoringReference(space, load_reference_stats(evaluation.reference, space, device))
     reals = compute_feature_stats(
-        dataset.images,
+        reals_data.images,
         space=space,
         metrics=metrics,
         group=group,
         batch=BLOCK_IMAGES,
         device=device,
-        labels=ClassLabels(dataset.classes, dataset.labels),
-        data_digest=dataset.fingerprint,
+        labels=ClassLabels(reals_data.classes, reals_data.labels),
+        data_digest=reals_data.fingerprint,
         should_abort=should_abort,
     )
     return ScoringReference(space, reals)
@@ -194,6 +197,7 @@ def score(
     """
     if reference is None:
         reference = make_scoring_reference(evaluation, dataset, group, sampler.device)
+    dataset = _scored_reals(evaluation, dataset)
     shards = block_shards(num_fakes(evaluation.metrics, evaluation.count), BLOCK_IMAGES, group.rank, group.size)
 
     def sample_labels(rows: range) -> Any:
@@ -216,6 +220,11 @@ def score(
     )
 
 
+def _scored_reals(evaluation: EvaluationOptions, dataset: Dataset) -> Dataset:
+    """Return the data that samples are compared with: of latents the images, unless statistics stand for them."""
+    return dataset if evaluation.reference else dataset.originals
+
+
 def paired_reals(sampler: Sampler | PerLabelSampler) -> PairedReals | None:
     """Return the reals that the samples are made from, or None if G takes latents or there is a G for each label."""
     if isinstance(sampler, PerLabelSampler) or not isinstance(sampler.source, DataSource):
@@ -235,6 +244,8 @@ def check_evaluation(evaluation: EvaluationOptions, dataset: Dataset, best_metri
     """
     space = make_feature_space(evaluation, dataset)
     resolve_best_metric(best_metric, evaluation.metrics, space)
+    if evaluation.metrics:
+        dataset = _scored_reals(evaluation, dataset)
     for name in evaluation.metrics:
         metric_names(name, space)
         min_images = METRICS[name].min_images
@@ -248,8 +259,8 @@ def check_evaluation(evaluation: EvaluationOptions, dataset: Dataset, best_metri
     check_class_counts(evaluation.metrics, dataset.labels)
     if evaluation.reference:
         reals = load_reference_stats(evaluation.reference, space)
-        if not dataset.is_array:
-            check_image_shape(reals, evaluation.reference, dataset.shape, "evaluation.reference")
+        if dataset.shows_images:
+            check_image_shape(reals, evaluation.reference, dataset.sample_shape, "evaluation.reference")
         for accumulator in unique_accumulators([METRICS[name].real_accumulators for name in evaluation.metrics]):
             reals.get(accumulator)
 
@@ -273,16 +284,16 @@ def _list_classes(names: Sequence[str]) -> str:
 def make_feature_space(evaluation: EvaluationOptions, dataset: Dataset) -> FeatureSpace:
     """Return the feature space of these data; a classifier in it is not trained yet. For arrays, their values."""
     name = evaluation.features
-    if dataset.is_array:
+    if not dataset.shows_images:
         if name not in ("values", "pixels"):
             raise UsageError(f"evaluation.features={name}: needs images, and the data are arrays. Use values")
         return raw_values(dataset.shape)
-    channels, _, _ = dataset.shape
+    channels, height, width = dataset.sample_shape
     if name == classifier.SPACE_NAME:
         return classifier.untrained_space(dataset.labels, dataset.classes)
     if ":" in name:
-        return space_from_module(name, dataset.shape)
-    return named_space(name, dataset.size.resolution, channels, evaluation.inception or None)
+        return space_from_module(name, dataset.sample_shape)
+    return named_space(name, ImageSize(width, height).resolution, channels, evaluation.inception or None)
 
 
 def prepare_feature_space(
@@ -290,7 +301,7 @@ def prepare_feature_space(
 ) -> FeatureSpace:
     """Return the feature space ready for use. Every rank calls this: its classifier is trained if it is not cached."""
     uses_features = not all(METRICS[name].is_paired for name in evaluation.metrics)
-    if evaluation.features != classifier.SPACE_NAME or dataset.is_array or not uses_features:
+    if evaluation.features != classifier.SPACE_NAME or not dataset.shows_images or not uses_features:
         return make_feature_space(evaluation, dataset)
     return classifier.classifier_space(
         dataset.images,
@@ -374,7 +385,7 @@ def sweep_truncations(
     compared with are named.
 
     Args:
-        data: other data to score against.
+        data: other data to score against; images, also where G makes latents.
 
     Returns:
         The scores by truncation, smallest first.
@@ -382,13 +393,13 @@ def sweep_truncations(
     Raises:
         RunError: after the others were written, if a score could not be computed.
     """
-    if data:
-        run = dataclasses.replace(run, data=dataclasses.replace(run.data, path=data))
+    decoder = run.data.decoder
+    run = dataclasses.replace(run, data=scored_data_options(folder, run.data, data))
     check_same_versions(world)
     dataset = on_all_ranks(world, lambda: load_dataset(run.data), LOAD_TIMEOUT_S)
     check_same_data(dataset, run.data.redacted_path, world)
     check_evaluation(evaluation, dataset)
-    model = load_same_model(world, lambda: load_model(folder, world.device, nets, dataset))
+    model = load_same_model(world, lambda: load_model(folder, world.device, nets, dataset, decoder))
     _check_classes(evaluation, dataset, model)
     pairs = paired_reals(model.sampler)
     check_pairs(evaluation.metrics, pairs.sample_rate if pairs else None)

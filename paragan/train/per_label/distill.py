@@ -84,7 +84,7 @@ def compare_with_teacher(run: Run, student_run_dir: Path, world: World, console:
 
 
 def _measure_model(folder: Path, run: Run, dataset: Dataset, world: World) -> MeasuredModel:
-    model = load_model(folder, world.device, run.nets, dataset)
+    model = load_model(folder, world.device, run.nets, dataset, run.data.decoder)
     protocol = EvalProtocol(batch_norm=model.batch_norm, ema=True, truncation=1.0, seed=run.seed)
     scores: list[Score] = []
     if run.evaluation.metrics:

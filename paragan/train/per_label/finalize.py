@@ -39,7 +39,7 @@ def finalize(
 
     Repeated by another worker if this one dies, so every file is replaced.
     """
-    model = load_model(folder, nets=run.nets, dataset=dataset)
+    model = load_model(folder, nets=run.nets, dataset=dataset, decoder=run.data.decoder)
     kimg = model.kimg
     if run.evaluation.metrics:
         console.print(f"scoring {run.evaluation.count:,} fakes of all labels: {', '.join(run.evaluation.metrics)}")
