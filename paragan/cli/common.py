@@ -115,15 +115,17 @@ def parse_settings(rest: list[str]) -> list[tuple[str, str]]:
 
 def with_absolute_paths(run: Run) -> Run:
     """Return the run with absolute paths, so that its run.yaml works from any folder."""
-    from paragan.data.storage.filesystem import is_url
+    from paragan.core.image_encoding import is_user_code
+    from paragan.data.storage.filesystem import absolute_location
 
-    if run.data.path not in ("", "digits") and not is_url(run.data.path):
-        run = dataclasses.replace(run, data=dataclasses.replace(run.data, path=str(Path(run.data.path).absolute())))
-    if run.init_from:
-        run = dataclasses.replace(run, init_from=str(Path(run.init_from).absolute()))
-    if run.distill_from:
-        run = dataclasses.replace(run, distill_from=str(Path(run.distill_from).absolute()))
-    return run
+    data = dataclasses.replace(
+        run.data,
+        path=absolute_location(run.data.path),
+        decoder=run.data.decoder if is_user_code(run.data.decoder) else absolute_location(run.data.decoder),
+        originals=absolute_location(run.data.originals),
+    )
+    init_from = absolute_location(run.init_from)
+    return dataclasses.replace(run, data=data, init_from=init_from, distill_from=absolute_location(run.distill_from))
 
 
 # Ranks and devices --------------------------------------------------------------------------------------

@@ -44,7 +44,7 @@ def _project(options: argparse.Namespace, rest: list[str], arguments: list[str])
     from paragan.models.style_space import project
 
     model = load_model_from_options(options)
-    target = _read_image(Path(options.image), model.spec.channels)
+    target = _read_image(Path(options.image), model.spec.sample_spec.channels)
 
     def report(step: int, distance: float) -> None:
         if (step + 1) % PROGRESS_STEPS == 0 or step + 1 == options.steps:

@@ -15,14 +15,14 @@ from torch import Tensor
 
 from paragan.core.atomic_write import atomic_output
 from paragan.core.errors import UsageError
-from paragan.core.image_encoding import ImageEncoding
+from paragan.core.image_encoding import ImageEncoding, is_user_code
 from paragan.core.image_shape import ImageSize
 from paragan.core.schema import to_dict
 from paragan.data.dataset import Dataset, load_data
 from paragan.data.decode import check_fits_memory
 from paragan.data.loader.device_transfer import read_model_input
 from paragan.data.source import LabelChoice
-from paragan.data.storage.filesystem import redact_url
+from paragan.data.storage.filesystem import absolute_location, redact_url
 from paragan.data.tools.parallel_map import ProgressFn
 from paragan.models.autoencoder import LoadedAutoencoder
 
@@ -73,13 +73,14 @@ def encode_dataset(
         raise UsageError(f"data: {redact_url(location)} holds numbers or records. Use images")
     latents = encode_images(dataset, autoencoder, device, show_progress)
     mean, std = normalisation(latents)
+    reference = autoencoder.reference
     encoding = ImageEncoding(
-        decoder=autoencoder.reference,
+        decoder=reference if is_user_code(reference) else absolute_location(reference),
         fingerprint=autoencoder.fingerprint,
         mean=mean,
         std=std,
         image_shape=dataset.shape,  # pyright: ignore
-        images=redact_url(location),
+        images=absolute_location(redact_url(location)),
         images_fingerprint=dataset.fingerprint,
         range=dataset.value_range.option if dataset.value_range else value_range,
         labels=labels,

@@ -142,6 +142,11 @@ def abbreviate(names: Sequence[str], limit: int = 3, max_chars: int = 80) -> str
     return f"{text}, ..." if len(names) > limit else text
 
 
+def absolute_location(location: str) -> str:
+    """Return the absolute path of a path; an address, the word `digits` and "" as they are."""
+    return location if location in ("", "digits") or is_url(location) else str(Path(location).absolute())
+
+
 def redact_url(location: str) -> str:
     """Return a path as it is, or an address without its password and signature."""
     return redact(location) if is_url(location) else location
