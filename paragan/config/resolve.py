@@ -127,7 +127,7 @@ def _open_originals(latents: Dataset, encoding: ImageEncoding, options: DataOpti
             value_range=AUTO if options.originals else encoding.range,
         )
         if not options.originals and originals.fingerprint != encoding.images_fingerprint:
-            raise UsageError(f"{encoding.images} has changed since")
+            raise UsageError(f"data: {encoding.images} has changed since")
     except UsageError as error:
         raise UsageError(
             f"data.originals: scores need the images that {options.redacted_path} was encoded from, and {error}. Use "

@@ -78,7 +78,7 @@ def _load_folder(path: Path) -> tuple[nn.Module, tuple[int, ...]]:
     """Return the generator of a model folder, and the shape of its images."""
     folder = find_model_dir(path)
     if is_per_label(folder):
-        raise UsageError("has a generator for each label. Use a run of `paragan train tokenizer`")
+        raise UsageError(f"{folder}: has a generator for each label. Use a run of `paragan train tokenizer`")
     snapshot = read_consistent(folder, ["model"])
     with wrap_config_errors(folder):
         spec = from_dict(Spec, snapshot.config["spec"])

@@ -101,7 +101,8 @@ def takes_latents(model: Model) -> bool:
 
 
 def _description(model: Model) -> str:
-    config, spec = model.config, model.spec.sample_spec
+    config = model.config
+    spec = model.spec.sample_spec
     net = config.get("net", {})
     if spec.sample_rate:
         output = f"waves {list(spec.array_shape)} at {spec.sample_rate} Hz"

@@ -240,7 +240,7 @@ def lazy_optim(lr: float, interval: int) -> PlayerOptim:
 
 @dataclass(frozen=True)
 class TransformerSettings:
-    """A GAT and its batch: see paragan/nets/gat.py."""
+    """A GAT and its batch: see paragan/nets/gat.py. The resolution is 0 for latents, whose size the data say."""
 
     resolution: int
     patch: int
@@ -256,6 +256,7 @@ GAT_SETTINGS = {
     "cifar100": TransformerSettings(32, 2),
     "tinyimagenet64": TransformerSettings(64, 4),
     "imagenet128": TransformerSettings(128, 8),
+    "latents": TransformerSettings(0, 2),
     "tiny-cifar10": TransformerSettings(32, 4, width=128, depth=4, heads=4, batch=64, kimg=2_000.0),
 }
 GAT_LR, GAT_LR_WIDTH, GAT_LR_BATCH = 2e-4, 768, 512  # a learning rate, and the networks and batch that it is for
@@ -267,9 +268,16 @@ def gat_run(data: str) -> Run:
     settings = GAT_SETTINGS[data]
     lr = GAT_LR * GAT_LR_WIDTH / settings.width * math.sqrt(settings.batch / GAT_LR_BATCH)
     side = PlayerOptim(Adam(lr=float(f"{lr:.3g}"), betas=(0.0, 0.99)), max_norm=1.0)
+    images = DataOptions(resolution=settings.resolution, channels=3, mirror=True)
+    augment = DiffAugment()
+    evaluation = make_evaluation(settings.resolution)
+    if data == "latents":  # no images, to be flipped or to have colours
+        images = DataOptions()
+        augment = DiffAugment(policy=("translation", "cutout"))
+        evaluation = EvaluationOptions(metrics=())  # the decoded images may be of any size
     return Run(
         recipe=f"gat-{data}",
-        data=DataOptions(resolution=settings.resolution, channels=3, mirror=True),
+        data=images,
         nets=GAT(width=settings.width, depth=settings.depth, heads=settings.heads, patch=settings.patch),
         objective=Adversarial(
             loss="relativistic",
@@ -277,7 +285,7 @@ def gat_run(data: str) -> Run:
             r2=0.1,
             r1_r2_method="finite_difference",
             noise_levels=4,
-            augment=DiffAugment(),
+            augment=augment,
         ),
         g=side,
         d=as_discriminator_optim(side),
@@ -285,7 +293,7 @@ def gat_run(data: str) -> Run:
         batch=settings.batch,
         lanes=8,
         kimg=settings.kimg,
-        evaluation=make_evaluation(settings.resolution),
+        evaluation=evaluation,
         output=make_output(settings.kimg),
     )
 
@@ -322,7 +330,8 @@ def published_recipes() -> dict[str, Callable[[], Run]]:
         )
     for data in GAT_SETTINGS:
         size, _, images = data.rpartition("-")
-        about = f"{'A tiny GAT, for two cores,' if size else 'GAT-S'} on {DATASET_TITLES[images]}"
+        title = DATASET_TITLES.get(images, "latents that `paragan data encode` wrote")
+        about = f"{'A tiny GAT, for two cores,' if size else 'GAT-S'} on {title}"
         recipes[f"gat-{data}"] = _with_docstring(functools.partial(gat_run, data), about)
     for resolution in (256, 512, 1024):
         about = f"BigGAN on ImageNet at {resolution} px"

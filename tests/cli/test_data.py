@@ -72,6 +72,12 @@ BAD = {  # command line: what its one line must say
     "data stats digits --out a.npz --count 9999": ["--count 9999", "1797"],
     "data stats digits --out a.npz --features pixel": ["did you mean pixels?"],
     "data stats digits --out a.npz --features inception --inception nowhere": ["missing nowhere"],
+    "data encode digits a.npz": ["--encoder"],
+    "data encode digits a --encoder nowhere": ["a: latents", "latents.npz"],
+    "data encode digits a.npz --encoder nowhere": ["--encoder=nowhere: nowhere: does not exist"],
+    "data encode digits a.npz --encoder no_such:Class": ["--encoder=no_such:Class: ModuleNotFoundError"],
+    "data encode digits a.npz --encoder nowhere --resolution 0": ["--resolution=0"],
+    "data encode digits a.npz --encoder nowhere --device abacus": ["--device abacus", "cpu"],
     "data inspect digits --range=2": ["data.range=2", "0:4095"],
     "data convert digits a.npz --range=9:1": ["data.range=9:1", "MIN must be below MAX"],
     "data stats digits --out a.npz --data.range=x": ["data.range=x"],
@@ -87,7 +93,7 @@ def test_bad_input_is_one_line_and_writes_no_file(line, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("command", ["", "inspect", "convert", "shard", "index", "stats"])
+@pytest.mark.parametrize("command", ["", "inspect", "convert", "shard", "index", "stats", "encode"])
 def test_every_help_teaches_by_examples(command, capsys):
     with pytest.raises(SystemExit) as ended:
         main(["data", *command.split(), "--help"])

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from advice import advises
+from paragan.core.errors import UsageError
 from paragan.core.image_encoding import ImageEncoding, is_user_code
 from paragan.data.dataset import load_data
 from paragan.data.loader.device_transfer import to_model_input
@@ -94,10 +95,12 @@ def test_the_fingerprint_is_of_values_names_and_types():
 
 
 def test_what_is_no_autoencoder_is_refused(per_label, small):
-    advice = "has no to_latents and from_latents. Use a run of `paragan train tokenizer`, or module:Class of an "
-    with advises(f"{advice}nn.Module that has them"):
+    with pytest.raises(UsageError, match="has no to_latents and from_latents"):
         load_autoencoder(str(small), "--encoder")
-    with advises(f"{advice}nn.Module that has them"):
+    with advises(
+        "--encoder=mine_latents:Deaf: Deaf has no to_latents and from_latents. Use a run of `paragan train tokenizer`, "
+        "or module:Class of an nn.Module that has them"
+    ):
         load_autoencoder("mine_latents:Deaf", "--encoder")
     load_autoencoder("mine_latents:Halves", "--encoder")
     with advises("has a generator for each label. Use a run of `paragan train tokenizer`"):

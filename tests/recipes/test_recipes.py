@@ -20,6 +20,8 @@ CLASSES = {"cifar10": 10, "cifar100": 100, "tinyimagenet64": 200}
 
 def spec(name: str) -> Spec:
     run = get_recipe(name)
+    if name == "gat-latents":
+        return Spec(32, 4, 1000, image_shape=(3, 256, 256))
     return Spec(run.data.resolution, run.data.channels, CLASSES.get(name.partition("-")[2], 1000))
 
 
@@ -39,7 +41,7 @@ def test_every_family_exists_for_every_set():
     families = ("sngan", "sagan", "biggan", "contragan", "r3gan", "stylegan2", "gat")
     expected = {f"{family}-{data}" for family in families for data in DATASETS}
     expected |= {f"{family}{size}" for family in ("biggan-imagenet", "stylegan2-") for size in (256, 512, 1024)}
-    expected.add("gat-tiny-cifar10")
+    expected |= {"gat-tiny-cifar10", "gat-latents"}
     assert set(published_recipes()) == expected
 
 
@@ -73,6 +75,14 @@ def test_rates_of_gat_follow_width_and_batch():
     assert (small.nets.width, small.batch, small.g.optimizer.lr, small.d.optimizer.lr) == (384, 512, 4e-4, 4e-4)
     assert tiny.g.optimizer.lr == pytest.approx(2e-4 * 768 / 128 * (64 / 512) ** 0.5, rel=1e-2)
     assert (small.g.optimizer.betas, small.g.max_norm, small.objective.r1) == ((0, 0.99), 1, 0.1)
+
+
+def test_latents_have_no_colours_and_are_not_flipped():
+    run = get_recipe("gat-latents")
+    assert run.objective.augment.policy == ("translation", "cutout")
+    assert not run.data.mirror
+    assert (run.data.resolution, run.data.channels) == (0, 0)
+    assert run.nets == get_recipe("gat-cifar10").nets
 
 
 PARAMETERS = {  # G and D together: StudioGAN's figures for CIFAR-10, ParaGAN's Table 1 for ImageNet

@@ -16,6 +16,7 @@ import tiny_run
 from advice import advises
 from paragan.config.resolve import load_dataset
 from paragan.config.sections import DataOptions
+from paragan.core.errors import UsageError
 from paragan.core.image_grid import GAP_PX
 from paragan.core.jsonl import read_jsonl
 from paragan.data.dataset import load_data
@@ -39,7 +40,8 @@ def work(tmp_path, monkeypatch) -> Path:
     forget_loaded_autoencoders()
     save_autoencoder(Path("tok"))
     digits = load_data("digits", resolution=8)
-    np.savez("few.npz", images=digits.images[:120], labels=digits.labels[:120], classes=digits.classes)
+    rows = np.flatnonzero(digits.labels < 3)[:120]
+    np.savez("few.npz", images=digits.images[rows], labels=digits.labels[rows], classes=["a", "b", "c"])
     encode()
     return tmp_path
 
@@ -74,13 +76,13 @@ def weights(folder: str) -> bytes:
 
 def test_samples_are_decoded_latents(trained):
     model = paragan.load("run")
-    assert repr(model).startswith("Model(1x8x8, 10 classes")
-    samples = model.sample(5, labels=[3, 7])
+    assert repr(model).startswith("Model(1x8x8, 3 classes")
+    samples = model.sample(5, labels=[1, 2])
     assert samples.shape == (5, 8, 8, 1)
     assert samples.dtype == np.uint8
     encoding = load_dataset(DataOptions("latents.npz")).encoding
     assert encoding
-    z, y = model.sampler.source(range(5), 0, 1.0), torch.tensor([3, 7, 3, 7, 3])
+    z, y = model.sampler.source(range(5), 0, 1.0), torch.tensor([1, 2, 1, 2, 1])
     latents = model.g(z, y) * torch.tensor(encoding.std)[:, None, None] + torch.tensor(encoding.mean)[:, None, None]
     images = load_autoencoder("tok", "--encoder").net.from_latents(latents)
     expected = images.add(1).mul(127.5).round().clamp(0, 255).permute(0, 2, 3, 1)
@@ -90,8 +92,8 @@ def test_samples_are_decoded_latents(trained):
 def test_grids_are_of_images_and_reals_are_decoded(trained):
     for name in ("fakes000000.png", "reals.png"):
         with Image.open(f"run/{name}") as grid:
-            assert (grid.width + GAP_PX) % 10 == 0, name  # ten classes
-            assert (grid.width + GAP_PX) // 10 - GAP_PX == 8 * SCALE, name
+            assert (grid.width + GAP_PX) % 3 == 0, name  # three classes
+            assert (grid.width + GAP_PX) // 3 - GAP_PX == 8 * SCALE, name
     first = load_data("few.npz", resolution=8)
     x = torch.from_numpy(first.images[first.labels == 0][:1]).permute(0, 3, 1, 2) / 127.5 - 1
     decoded = load_autoencoder("tok", "--encoder").net(x).images[0, 0].add(1).mul(127.5).round().clamp(0, 255)
@@ -132,7 +134,7 @@ def test_other_commands_see_images(trained):
     with advises("makes latents, and a graph has no decoder. Use --format safetensors"):
         call_command("export", "run", "--format=torch-export", "--out=g.pt2")
     Image.fromarray(np.zeros((8, 8), np.uint8)).save("x.png")
-    with advises("the model makes latents. Use a model of images"):
+    with advises("projecting an image: the model makes latents. Use a model of images"):
         call_command("project", "run", "x.png", "--out=projected", "--steps=1")
 
 
@@ -192,11 +194,14 @@ def test_data_that_is_no_encoded_images_is_refused(work):
     np.savez("plain.npz", **content)
     with advises("Use networks of your own"):
         call_command(*train_args("new", "--data=plain.npz"))
-    with advises("plain.npz holds none. Leave it out"):
+    with advises(
+        f"data.decoder={work}/tok: is for latents that `paragan data encode` wrote, and {work}/plain.npz holds none. "
+        "Leave it out"
+    ):
         call_command(*train_args("new", "--data=plain.npz", "--data.decoder=tok"))
-    with advises("few.npz holds none. Leave it out"):
+    with pytest.raises(UsageError, match="few.npz holds none"):
         call_command(*train_args("new", "--data=few.npz", "--data.originals=few.npz"))
-    with advises("makes no latents. Leave it out"):
+    with advises("data.decoder=tok: tok makes no latents. Leave it out"):
         paragan.load("tok", dataset=load_data("few.npz", resolution=8), decoder="tok")
     paragan.load("tok", dataset=load_data("few.npz", resolution=8))
 
@@ -206,11 +211,13 @@ def test_code_of_the_user_runs_only_where_the_user_names_it(work, monkeypatch):
     Path("mine_decoder.py").write_text(USER_MODULE)
     name = "mine_decoder:Halves"
     encode(name)
-    with advises(f"which files never run. Use --data.decoder={name}"):
+    with advises(
+        f"data: {work}/latents.npz: encoded by your own {name}, which files never run. Use --data.decoder={name}"
+    ):
         call_command(*train_args("new"))
     train("new", f"--data.decoder={name}")
     sample = ["sample", "new", "--count=1", "--out=a.png"]
-    with advises(f"which files never run. Use --data.decoder={name}"):
+    with advises(f"new/model: makes latents of your own {name}, which files never run. Use --data.decoder={name}"):
         call_command(*sample)
     assert run_cli(*sample, f"--data.decoder={name}").status == 0
     assert "which files never run" in usage_error("eval", "new", "--metrics=fd", "--count=16")
