@@ -173,7 +173,7 @@ def write_latents(out: Path, latents: np.ndarray, dataset: Dataset, encoding: Im
     """
     latents -= np.array(encoding.mean, np.float32)[:, None, None]
     latents /= np.array(encoding.std, np.float32)[:, None, None]
-    arrays = {"x": latents, "encoding": np.array(json.dumps(to_dict(encoding)))}
+    arrays: dict[str, Any] = {"x": latents, "encoding": np.array(json.dumps(to_dict(encoding)))}
     if dataset.labels is not None:
         arrays |= {"labels": dataset.labels, "classes": np.array(dataset.classes)}
     with atomic_output(out) as temporary, temporary.open("wb") as file:

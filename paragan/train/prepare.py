@@ -71,6 +71,11 @@ def prepare(run: Run, ranks: int = 1, dataset: Dataset | None = None, *, check_p
     validate(run, ranks)
     if dataset is None:
         dataset = load_dataset(run.data)
+    if dataset.encoding and not dataset.open_originals:  # of `load_data`, which does not say whose code may run
+        raise UsageError(
+            f"dataset: latents of {dataset.encoding.decoder} need their options. Use paragan.DataOptions(path) as "
+            "data, and leave dataset out"
+        )
     output_converter(dataset)  # refuses latents without their decoder
     run = with_nets_of_teacher(run, make_spec(run.data, dataset))
     run = replace(resolve(run, dataset), fingerprints=fingerprint_inputs(run, dataset))

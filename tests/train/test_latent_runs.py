@@ -15,12 +15,15 @@ import paragan
 import tiny_run
 from advice import advises
 from paragan.config.resolve import load_dataset
+from paragan.config.run import Run
 from paragan.config.sections import DataOptions
 from paragan.core.errors import UsageError
 from paragan.core.image_grid import GAP_PX
 from paragan.core.jsonl import read_jsonl
+from paragan.core.schema import from_dict
 from paragan.data.dataset import load_data
 from paragan.models.autoencoder import load_autoencoder
+from paragan.train.prepare import prepare
 from processes import call_command, on_step, run_cli, usage_error
 from tiny_autoencoder import USER_MODULE, forget_loaded_autoencoders, save_autoencoder
 
@@ -199,7 +202,7 @@ def test_data_that_is_no_encoded_images_is_refused(work):
         "Leave it out"
     ):
         call_command(*train_args("new", "--data=plain.npz", "--data.decoder=tok"))
-    with pytest.raises(UsageError, match="few.npz holds none"):
+    with pytest.raises(UsageError, match="holds none"):
         call_command(*train_args("new", "--data=few.npz", "--data.originals=few.npz"))
     with advises("data.decoder=tok: tok makes no latents. Leave it out"):
         paragan.load("tok", dataset=load_data("few.npz", resolution=8), decoder="tok")
@@ -222,6 +225,34 @@ def test_code_of_the_user_runs_only_where_the_user_names_it(work, monkeypatch):
     assert run_cli(*sample, f"--data.decoder={name}").status == 0
     assert "which files never run" in usage_error("eval", "new", "--metrics=fd", "--count=16")
     assert run_cli("eval", "new", "--metrics=fd", "--count=16", "--decoder", name).status == 0
+
+
+def test_latents_that_were_opened_without_their_options_are_refused(work):
+    run = from_dict(
+        Run, {"data": {"path": "latents.npz"}, "nets": {"name": "gat", "patch": 1, "width": 24, "stages": 1}}
+    )
+    with advises(
+        f"dataset: latents of {work}/tok need their options. Use paragan.DataOptions(path) as data, and leave dataset "
+        "out"
+    ):
+        prepare(run, dataset=load_data("latents.npz", resolution=None))
+    assert prepare(run).spec.sample_spec.shape == (1, 8, 8)
+
+
+def test_statistics_stand_for_the_images(trained):
+    assert run_cli("data", "stats", "few.npz", "--out=stats.npz", "--resolution=8").status == 0
+    Path("few.npz").unlink()
+    assert run_cli("eval", "run", "--metrics=fd", "--count=16", "--reference=stats.npz").status == 0
+    first, last = read_jsonl(Path("run/metrics.jsonl"))
+    assert last["value"] == pytest.approx(first["value"], rel=1e-6)
+
+
+def test_a_run_of_one_class_is_scored_against_its_images(work):
+    train("one", "--data.only=1")
+    (row,) = read_jsonl(Path("one/metrics.jsonl"))
+    assert row["protocol"]["reals"] == np.count_nonzero(np.load("few.npz")["labels"] == 1)
+    train("unlabelled", "--data.labels=false")
+    assert read_jsonl(Path("unlabelled/metrics.jsonl"))[0]["protocol"]["reals"] == 120
 
 
 def test_a_run_per_label_decodes_too(work):
