@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from paragan.optim.optimizers import SGD, Adam, DiscriminatorOptim, PlayerOptim, RMSprop
     from paragan.optim.param_groups import ParamGroup
     from paragan.train.compare_sets import compare
+    from paragan.train.loggers.logger import Logger, RunInfo
 
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # huge pages for torch's allocations (core/devices.py)
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # no stack traces when a rank is lost
@@ -56,6 +57,7 @@ __all__ = [
     "Estimator",
     "EvaluationOptions",
     "Interrupted",
+    "Logger",
     "Loss",
     "Model",
     "ParamGroup",
@@ -66,6 +68,7 @@ __all__ = [
     "ReplicasDiffer",
     "Run",
     "RunError",
+    "RunInfo",
     "ScalingManager",
     "UsageError",
     "check_replicas",
@@ -103,6 +106,7 @@ _EXPORTS = {  # module -> public names, imported on first use
     ".models.hub": ("HubModel",),
     ".models.model": ("Model",),
     ".train.compare_sets": ("compare",),
+    ".train.loggers.logger": ("Logger", "RunInfo"),
     ".config.run": ("Run",),
     ".config.sections": ("DataOptions", "DeviceOptions", "EvaluationOptions"),
 }

@@ -21,6 +21,7 @@ PYTHON_NAMES = {
     "features": "evaluation.features",
     "inception": "evaluation.inception",
     "policy": "name",
+    "output.loggers": "loggers",
 }
 CONSTANTS = {"true": "True", "false": "False", "null": "None"}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from paragan.comm.launch_info import LaunchInfo
 from paragan.comm.process_group import broadcast_bits
 from paragan.comm.world import World
 from paragan.config.resolve import fill_strategy_defaults, make_spec
-from paragan.config.run import Run
+from paragan.config.run import Run, to_saved_dict
 from paragan.config.sections import EvaluationOptions
 from paragan.core.devices import pick_device
 from paragan.core.errors import RunError, UsageError
@@ -35,8 +35,11 @@ from paragan.strategies.sync import Sync
 from paragan.train.averaged_model import averaged_sampler
 from paragan.train.build import Networks, build_networks, to_device
 from paragan.train.callbacks.log import check_finite
-from paragan.train.callbacks.scoring import check_evaluation, format_score_summary, score
+from paragan.train.callbacks.scoring import check_evaluation, format_score_summary, score, successful_values
 from paragan.train.console import RunConsole, format_stats
+from paragan.train.loggers.create_logger import LoggerEntry, check_loggers
+from paragan.train.loggers.logger import Logger, RunInfo
+from paragan.train.loggers.logger_set import LoggerSet
 from paragan.train.loop import play_round, report_errors
 from paragan.train.prepare import prepare_on_all_ranks
 from paragan.train.rank_agreement import on_all_ranks
@@ -63,14 +66,25 @@ class ScalingManager:
         num_workers: virtual workers (lanes), shared out over the ranks there are. The same script gives the same
             training on one rank, which owns all of them, and on `num_workers` ranks.
         dataset: the data, instead of `config.data`: `paragan.from_arrays(x, labels)`.
+        loggers: get statistics and scores: names as in `--output.loggers`, or `paragan.Logger` objects.
     """
 
     @with_python_names()
-    def __init__(self, config: Config, bs: int | str, num_workers: int, dataset: Dataset | None = None):
+    def __init__(
+        self,
+        config: Config,
+        bs: int | str,
+        num_workers: int,
+        dataset: Dataset | None = None,
+        loggers: Sequence[LoggerEntry] = (),
+    ):
         _check_type("config", config, Config, "paragan.Config(...)")
         if dataset is not None:
             _check_type("dataset", dataset, Dataset, "what paragan.from_arrays(x, labels) returns")
+        check_loggers(loggers)
         self.config = config
+        self._logger_entries = loggers
+        self._logger = Logger()
         launch_info = LaunchInfo.from_environment()
         device = pick_device(config.device.kind, launch_info.local_rank)
         self.world = World.join(launch_info, device, config.timeout_s, number=next(_world_numbers))
@@ -112,6 +126,7 @@ class ScalingManager:
             line = session.stats.tick(session.clock.images, session.clock.step)
             check_finite(line, "lower the learning rates of config.d and config.g, or add r1")
         self.console.print(f"step {session.clock.step}  {session.clock.kimg:.1f} kimg  {format_stats(line)}")
+        self._logger.on_tick(line, session.clock.images)
         return line
 
     @with_python_names()
@@ -221,6 +236,7 @@ class ScalingManager:
             protocol = EvalProtocol(batch_norm=batch_norm, ema=True, truncation=1.0, seed=self.run.seed)
             scores = score(sampler, self.dataset, evaluation, protocol, self.world.all_ranks)
         self.console.print(format_score_summary(scores))
+        self._logger.on_scores(successful_values(scores), self._session.clock.images)
         return scores[0]
 
     def close(self) -> None:
@@ -228,6 +244,7 @@ class ScalingManager:
         self._end_session()
         if self._session and self._session.role.drain:
             self._session.role.drain()
+        self._logger.close()
         self.world.close()
 
     def __enter__(self) -> ScalingManager:
@@ -238,6 +255,7 @@ class ScalingManager:
             self.close()
         else:
             self._end_session()
+            self._logger.close(str(error) or type(error).__name__)
             self.world.abandon()
 
     def _end_session(self) -> None:
@@ -264,6 +282,9 @@ class ScalingManager:
             with _restore_trainable_on_error(gan):
                 self._session = build_session(self.run, self.world, self.dataset, networks)
             self._estimator = gan
+            if self.world.is_main:
+                info = RunInfo(self.run.recipe, None, to_saved_dict(self.run))
+                self._logger = LoggerSet(self._logger_entries, info, self.console.print, self.run.output.upload_s)
         elif gan is not self._estimator:
             raise UsageError("ScalingManager: already trains another Estimator. Use a ScalingManager for each")
         _check_still_trains(self._session)

@@ -191,7 +191,9 @@ class OutputOptions:
     max_checkpoints : how many checkpoints are kept
     best_metric     : the score by which the best model is kept in best/, such as fd_pixels (auto: the first that is
                       measured; none: no best model)
-    upload_s        : how long the end of a run waits for uploads, if --run-dir is in an object store
+    upload_s        : how long the end of a run waits for uploads: of loggers, and if --run-dir is in an object store
+    loggers         : where statistics, samples, scores and models go too: tensorboard, wandb, mlflow, trackio, or
+                      module:Class (docs/loggers.md); empty: nowhere
     """
 
     tick_kimg: Kimg = 4.0
@@ -200,6 +202,7 @@ class OutputOptions:
     max_checkpoints: PositiveInt = 2
     best_metric: str = "auto"
     upload_s: Annotated[float, Field(ge=0, le=1e7, allow_inf_nan=False)] = 120.0
+    loggers: Annotated[tuple[str | dict[str, object], ...], BeforeValidator(_parse_list)] = ("tensorboard",)
 
 
 @config_class

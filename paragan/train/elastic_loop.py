@@ -34,6 +34,7 @@ from paragan.train import checkpoint
 from paragan.train.callbacks.log import LogCallback, drop_lines_after
 from paragan.train.callbacks.save import CheckpointCallback
 from paragan.train.console import RunConsole
+from paragan.train.loggers.logger_set import LoggerSet
 from paragan.train.loop import report_errors, run_rounds
 from paragan.train.round_snapshot import RoundSnapshot, average_exchange_states, full_state
 from paragan.train.run_dir import RunDir
@@ -62,6 +63,7 @@ class ElasticTrainer:
     console: RunConsole
     log_callback: LogCallback
     checkpoint_callback: CheckpointCallback
+    loggers: LoggerSet
     rebind: Callable[[Session], Session]
     _without_state: bool = field(default=False, init=False)  # this rank has no parameters yet
     _snapshot: RoundSnapshot = field(default_factory=RoundSnapshot, init=False)  # not used where each keeps its own
@@ -189,9 +191,11 @@ class ElasticTrainer:
         self._snapshot.capture(session)
 
     def _become_main(self, session: Session) -> None:
-        """Let the first member own the folder and the console, and publish the addresses of the members."""
+        """Let the first member own the folder, console and loggers, and publish the addresses of the members."""
         world = self.world
         self.console.set_enabled(world.is_main)
+        if not world.is_main or world.membership.partitioned:
+            self.loggers.release()
         if world.membership.partitioned:
             return
         if world.is_main:

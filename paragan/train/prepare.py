@@ -32,6 +32,7 @@ from paragan.nets.conditioning import resolve_d_conditioning
 from paragan.strategies.per_label_wcgan import PerLabel
 from paragan.train.build import build_game, build_networks, make_teacher, trained_parameters
 from paragan.train.callbacks.scoring import check_evaluation
+from paragan.train.loggers.create_logger import check_loggers
 from paragan.train.rank_agreement import (
     LOAD_TIMEOUT_S,
     check_same_config,
@@ -69,6 +70,7 @@ def prepare(run: Run, ranks: int = 1, dataset: Dataset | None = None, *, check_p
         UsageError: if it cannot be trained or scored.
     """
     validate(run, ranks)
+    check_loggers(run.output.loggers)
     if dataset is None:
         dataset = load_dataset(run.data)
     if dataset.encoding and not dataset.open_originals:  # of `load_data`, which does not say whose code may run

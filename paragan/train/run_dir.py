@@ -43,6 +43,13 @@ class RunDir:
         self._lock: TextIO | None = None
 
     @property
+    def run_name(self) -> str:
+        """The name of the run: that of its folder; in a per-label run RUN-label-0003."""
+        if self.path.parent.name == "labels":
+            return f"{self.path.parent.parent.name}-label-{self.path.name.partition('.')[0]}"
+        return self.path.name
+
+    @property
     def checkpoints_dir(self) -> Path:
         """Where checkpoints are."""
         return self.path / "checkpoints"

@@ -24,7 +24,7 @@ from paragan.comm.launch_info import LaunchInfo
 from paragan.comm.sockets import is_listening
 from paragan.comm.world import World
 from paragan.config.resolve import make_spec
-from paragan.config.run import Run
+from paragan.config.run import Run, to_saved_dict
 from paragan.config.validate import (
     describe_unused_length,
 )
@@ -45,6 +45,8 @@ from paragan.train.elastic_loop import ElasticTrainer
 from paragan.train.health.monitor import HealthMonitor
 from paragan.train.health.rollback import retire_undone_checkpoints, roll_back
 from paragan.train.health.rollback_request import RollbackRequested
+from paragan.train.loggers.logger import RunInfo
+from paragan.train.loggers.logger_set import LoggerSet, open_loggers
 from paragan.train.loop import run_training_loop
 from paragan.train.prepare import prepare, prepare_on_all_ranks
 from paragan.train.rank_agreement import locked_run_dir, on_all_ranks
@@ -308,6 +310,7 @@ def run_session(
             console,
             callbacks.log,
             callbacks.checkpoint,
+            callbacks.loggers,
             lambda s: rebind_to_world(s.run, world, dataset, s.game, s.clock),
         )
         trainer.train(session, in_order, callbacks.finish)
@@ -332,6 +335,7 @@ class Callbacks:
     checkpoint: CheckpointCallback
     scoring: ScoringCallback
     bad_files: BadFilesCallback
+    loggers: LoggerSet
 
     def finish(self, session: Session) -> None:
         """Write what the end of a run leaves, again if a rank was lost while it was written."""
@@ -344,25 +348,32 @@ class Callbacks:
 def make_callbacks(
     run: Run, run_dir: RunDir, dataset: Dataset, console: RunConsole, checkpoints: Checkpoints
 ) -> Iterator[Callbacks]:
-    """Make the callbacks of a run; on exit stop the console and close the log."""
-    monitor = HealthMonitor(run_dir.path, console, run.health, run.on_divergence)
-    log = LogCallback(run_dir.path, console, checkpoints.latest_message, monitor)
-    save = CheckpointCallback(run_dir.path, checkpoints, dataset, log)
+    """Make the callbacks of a run; on exit stop the console and end the loggers."""
+    folder = run_dir.path
     evaluation = run.evaluation
     space = make_feature_space(evaluation, dataset)
     best_metric = resolve_best_metric(run.output.best_metric, evaluation.metrics, space)
-    best = BestModelTracker(run_dir.path, save, best_metric)
-    try:
-        yield Callbacks(
-            log,
-            SampleCallback(run_dir.path, dataset, log),
-            save,
-            ScoringCallback(run_dir.path, dataset, console, evaluation, best),
-            BadFilesCallback(run_dir.path, dataset),
-        )
-    finally:
-        console.stop()
-        log.close()
+    info = RunInfo(run_dir.run_name, folder, to_saved_dict(run))
+    with open_loggers(run.output.loggers, info, console.print, run.output.upload_s) as loggers:
+        monitor = HealthMonitor(folder, console, run.health, run.on_divergence, loggers)
+        log = LogCallback(folder, console, checkpoints.latest_message, monitor, loggers)
+        save = CheckpointCallback(folder, checkpoints, dataset, log, loggers)
+        best = BestModelTracker(folder, save, best_metric, loggers)
+        try:
+            yield Callbacks(
+                log,
+                SampleCallback(folder, dataset, loggers),
+                save,
+                ScoringCallback(folder, dataset, console, evaluation, best, loggers),
+                BadFilesCallback(folder, dataset),
+                loggers,
+            )
+        except RollbackRequested as request:
+            if checkpoints.world.is_main:
+                loggers.on_finding(f"{request.finding.message}; the run goes back to a checkpoint", request.images)
+            raise
+        finally:
+            console.stop()
 
 
 @contextlib.contextmanager

@@ -91,7 +91,6 @@ def test_a_tick_waits_for_the_device_once(ranks, settings, pool, tmp_path):
             session.role.barrier()
         with standin.recording() as waits:
             log.write(session)
-        log.close()
         return [wait.place for wait in waits]
 
     for waits in pool(ranks, count_waits, standin.NAME):

@@ -11,7 +11,7 @@ import json
 import math
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from paragan.eval.features import FeatureSpace
 from paragan.eval.metrics import metric_names
 from paragan.report.scores import score_direction
 from paragan.train.callbacks.save import CheckpointCallback
+from paragan.train.loggers.logger import Logger
 from paragan.train.session import Session
 
 BEST_FOLDER = "best"
@@ -38,6 +39,7 @@ class BestModelTracker:
     folder: Path
     checkpoint_callback: CheckpointCallback
     metric_name: str
+    logger: Logger = field(default_factory=Logger)
 
     def __call__(self, session: Session, scores: Sequence[Score]) -> None:
         """All ranks call this, with the same scores."""
@@ -56,6 +58,7 @@ class BestModelTracker:
             if self.checkpoint_callback.is_saved(session):
                 copy_model(self.folder / "model", self.folder / STAGING_FOLDER)
             publish(self.folder, score, session.clock.kimg)
+            self.logger.on_model(self.folder / BEST_FOLDER, session.clock.images)
 
 
 def resolve_best_metric(requested: str, metrics: Sequence[str], space: FeatureSpace) -> str:

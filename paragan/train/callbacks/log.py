@@ -6,12 +6,10 @@ finite is stopped.
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,6 +24,7 @@ from paragan.strategies import lag_trace
 from paragan.train.averaged_model import consensus_distance, consensus_terms
 from paragan.train.console import RunConsole
 from paragan.train.health.monitor import HealthMonitor, drop_findings_after
+from paragan.train.loggers.logger import Logger
 from paragan.train.session import Session, has_crossed_kimg
 
 
@@ -55,9 +54,9 @@ class LogCallback:
     console: RunConsole
     latest_checkpoint_message: Callable[[], str]
     health_monitor: HealthMonitor
+    logger: Logger = field(default_factory=Logger)
     stats_file: JsonlFile = field(init=False)
     _last_step: int = -1
-    _tensorboard: Any = None
 
     def __post_init__(self) -> None:
         self.stats_file = JsonlFile(self.folder / "stats.jsonl")
@@ -93,9 +92,7 @@ class LogCallback:
             if session.role.is_split:
                 lag_trace.append_lags(self.folder, session.clock.step, session.stats.lags)
             self.console.show_stats(line)
-            with name_full_disk(self.folder):
-                for name, value in line.items():
-                    self.tensorboard.add_scalar(name, value, session.clock.images)
+            self.logger.on_tick(line, session.clock.images)
         self.health_monitor(session, line)
         self.check_finite(line)
 
@@ -111,21 +108,6 @@ class LogCallback:
         """Raise Diverged if a loss is not finite, and say which checkpoint the run can be resumed from."""
         advice = "Start a new run with lower --d.optimizer.lr and --g.optimizer.lr, or with --objective.r1"
         check_finite(losses, f"{self.latest_checkpoint_message()}. {advice}")
-
-    @property
-    def tensorboard(self) -> Any:
-        """The TensorBoard writer, created on first use: its import takes a second."""
-        if self._tensorboard is None:
-            from torch.utils.tensorboard.writer import SummaryWriter
-
-            self._tensorboard = SummaryWriter(str(self.folder))
-        return self._tensorboard
-
-    def close(self) -> None:
-        """Close the TensorBoard writer, if there is one."""
-        if self._tensorboard is not None:
-            with contextlib.suppress(OSError):  # a full disk; stats.jsonl has the same numbers
-                self._tensorboard.close()
 
 
 @dataclass

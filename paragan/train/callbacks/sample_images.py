@@ -6,7 +6,7 @@ Arrays that are no images, and images made from images, are drawn by the network
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from paragan.models.autoencoder import load_decoder
 from paragan.models.sampler import PerLabelSampler, Sampler
 from paragan.report.embedded_audio import GENERATED, MAX_PAIRS, REAL, wave_name, waves_dir
 from paragan.train.averaged_model import averaged_sampler
-from paragan.train.callbacks.log import LogCallback
+from paragan.train.loggers.logger import Logger
 from paragan.train.session import Session, has_crossed_kimg
 
 SAMPLE_SEED = 0
@@ -36,7 +36,7 @@ class SampleCallback:
 
     folder: Path
     dataset: Dataset
-    log: LogCallback
+    logger: Logger = field(default_factory=Logger)
 
     def __call__(self, session: Session) -> None:
         is_due = has_crossed_kimg(session, session.run.output.fakes_kimg)
@@ -52,7 +52,12 @@ class SampleCallback:
                 return
             kimg = round(session.clock.kimg)
             pictures = draw_fakes(sampler, session.run.nets, self.dataset, session.game.labels, self.folder, kimg)
-        self.log.tensorboard.add_images("fakes", pictures[:64], session.clock.images, dataformats="NHWC")
+        self.logger.on_images(fakes_path(self.folder, kimg), pictures[:64], session.clock.images)
+
+
+def fakes_path(folder: Path, kimg: int) -> Path:
+    """Return the picture of samples in a run folder at this training time."""
+    return folder / f"fakes{kimg:06d}.png"
 
 
 def draw_fakes(
@@ -71,7 +76,7 @@ def draw_fakes(
     Returns:
         The images in it, [n, H, W, 3] uint8.
     """
-    path = folder / f"fakes{kimg:06d}.png"
+    path = fakes_path(folder, kimg)
     if has_image_grid(nets, dataset) or (isinstance(sampler, PerLabelSampler) and dataset.shows_images):
         indices, sample_labels, columns = grid_layout(labels)
         fakes = sampler.images(indices, sample_labels, SAMPLE_SEED).permute(0, 2, 3, 1).numpy()

@@ -5,7 +5,7 @@ Weights and losses are checked to be finite first, so no checkpoint holds a brok
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,10 @@ from paragan.models.sampler import LabelPrior
 from paragan.train.averaged_model import averaged_networks, make_source
 from paragan.train.callbacks.log import LogCallback
 from paragan.train.checkpoint import Checkpoints
+from paragan.train.loggers.logger import Logger
 from paragan.train.session import Session, has_crossed_kimg
+
+MODEL_FOLDER = "model"
 
 
 @dataclass
@@ -33,6 +36,7 @@ class CheckpointCallback:
     checkpoints: Checkpoints
     dataset: Dataset
     log: LogCallback
+    logger: Logger = field(default_factory=Logger)
     _saved_step: int = -1
 
     def __call__(self, session: Session) -> None:
@@ -77,6 +81,8 @@ class CheckpointCallback:
         path = self.checkpoints.save(session.game.players, position, metadata, session.role, suffix)
         self._saved_step = clock.step
         if not suffix:
+            if session.world.is_main:
+                self.logger.on_checkpoint(path, clock.images)
             self.write_model(session)
         return path
 
@@ -98,9 +104,9 @@ class CheckpointCallback:
         if session.clock.step:
             self.write_model(session)
         elif session.world.is_main:
-            remove_model(self.folder / "model")
+            remove_model(self.folder / MODEL_FOLDER)
 
-    def write_model(self, session: Session, name: str = "model", **extra: Any) -> None:
+    def write_model(self, session: Session, name: str = MODEL_FOLDER, **extra: Any) -> None:
         """Write the averaged generator and the discriminator as a model folder.
 
         All ranks call this; they take part where rank 0 does not have both players.
@@ -130,3 +136,5 @@ class CheckpointCallback:
         with averaged_networks(session), recalibrated_bn(game.g, source, game.labels, run.seed) as g:
             if session.world.is_main:
                 save_model(self.folder / name, g, game.d.net, config)
+                if name == MODEL_FOLDER:
+                    self.logger.on_model(self.folder / name, session.clock.images)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,7 @@ from paragan.models.sampler import DataSource, PerLabelSampler, Sampler, prefetc
 from paragan.train.averaged_model import averaged_sampler
 from paragan.train.callbacks.best_model import BestModelTracker, resolve_best_metric
 from paragan.train.console import RunConsole
+from paragan.train.loggers.logger import Logger
 from paragan.train.rank_agreement import LOAD_TIMEOUT_S, check_same_data, check_same_versions, on_all_ranks
 from paragan.train.run_dir import scored_data_options
 from paragan.train.session import Session, has_crossed_kimg
@@ -73,6 +74,7 @@ class ScoringCallback:
     console: RunConsole
     evaluation: EvaluationOptions
     best_tracker: BestModelTracker
+    logger: Logger = field(default_factory=Logger)
     _cached_reference: tuple[Any, ScoringReference] | None = None  # (evaluation, rank, ranks) and its reference
 
     def __call__(self, session: Session) -> None:
@@ -90,6 +92,7 @@ class ScoringCallback:
                 scores = self._score_session(session, evaluation)
                 if session.world.is_main:
                     append_scores(self.folder, scores, kimg)
+                    self.logger.on_scores(successful_values(scores), session.clock.images)
                 self.best_tracker(session, scores)
         except UsageError as error:  # fakes that cannot be scored, such as images of NaN
             self.console.print(f"{kimg:g} kimg: could not be scored: {error}")
@@ -343,6 +346,11 @@ def _protocol(row: Row) -> Mapping[str, Any]:
 def append_scores(folder: Path, scores: Sequence[Score], kimg: float) -> None:
     """Append scores to metrics.jsonl."""
     JsonlFile(folder / "metrics.jsonl").extend(score.to_json(kimg) for score in scores)
+
+
+def successful_values(scores: Sequence[Score]) -> dict[str, float]:
+    """Return the values of the scores that could be computed, by name."""
+    return {score.name: score.value for score in scores if not score.failure}
 
 
 def format_score_summary(scores: Sequence[Score]) -> str:

@@ -21,6 +21,7 @@ from paragan.train.console import RunConsole
 from paragan.train.health.rollback_request import RollbackRequested
 from paragan.train.health.rules import HISTORY_LINES, ROLLBACK_KINDS, Finding, detect
 from paragan.train.health.signals import HealthSignals
+from paragan.train.loggers.logger import Logger
 from paragan.train.session import Session
 
 HEALTH_FILE = "health.jsonl"
@@ -37,6 +38,7 @@ class HealthMonitor:
     console: RunConsole
     options: HealthOptions
     rollback_options: RollbackOptions
+    logger: Logger = field(default_factory=Logger)
     signals: HealthSignals = field(default_factory=HealthSignals)
     _rows: list[Row] | None = None
     _reported_kinds: set[str] = field(default_factory=set[str])
@@ -92,6 +94,7 @@ class HealthMonitor:
         append_finding(self.folder, finding, session.clock.kimg, session.clock.step, ACTION_WARNED)
         where = f"{finding.key} in {self.folder}/stats.jsonl and report.html"
         self.console.print(f"warning, {session.clock.kimg:g} kimg: {finding.message}; {finding.advice} ({where})")
+        self.logger.on_finding(f"{finding.message}; {finding.advice}", session.clock.images)
 
 
 def append_finding(folder: Path, finding: Finding, kimg: float, step: int, action: str, **extra: float | bool) -> None:
