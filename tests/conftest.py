@@ -38,7 +38,7 @@ from processes import (
 
 KILL_FILES = (
     *("test_rank_loss.py", "test_killed_ranks.py", "test_killed_workers.py", "test_slurm.py", "test_mpirun.py"),
-    *("test_ray.py", "test_dask.py", "test_replayed_rounds.py"),
+    *("test_ray.py", "test_dask.py", "test_replayed_rounds.py", "test_elastic_loggers.py"),
 )
 LONG_FILES = (
     *("test_contracts.py", "test_remote_run.py", "test_per_label_wcgan.py", "test_strangers.py", "test_advice.py"),

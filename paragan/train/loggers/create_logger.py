@@ -16,7 +16,7 @@ LoggerEntry = str | Mapping[str, Any] | Logger  # a name, a name with settings, 
 
 
 @dataclass(frozen=True)
-class Backend:
+class LoggerBackend:
     """A built-in logger.
 
     path    : module:Class
@@ -30,10 +30,12 @@ class Backend:
 
 
 BACKENDS = {
-    "tensorboard": Backend("paragan.train.loggers.tensorboard_logger:TensorBoardLogger", "tensorboard", "tensorboard"),
-    "wandb": Backend("paragan.train.loggers.wandb_logger:WandbLogger", "wandb", "wandb"),
-    "mlflow": Backend("paragan.train.loggers.mlflow_logger:MlflowLogger", "mlflow", "mlflow-skinny"),
-    "trackio": Backend("paragan.train.loggers.trackio_logger:TrackioLogger", "trackio", "trackio"),
+    "tensorboard": LoggerBackend(
+        "paragan.train.loggers.tensorboard_logger:TensorBoardLogger", "tensorboard", "tensorboard"
+    ),
+    "wandb": LoggerBackend("paragan.train.loggers.wandb_logger:WandbLogger", "wandb", "wandb"),
+    "mlflow": LoggerBackend("paragan.train.loggers.mlflow_logger:MlflowLogger", "mlflow", "mlflow-skinny"),
+    "trackio": LoggerBackend("paragan.train.loggers.trackio_logger:TrackioLogger", "trackio", "trackio"),
 }
 
 
@@ -81,8 +83,8 @@ def create_logger(entry: LoggerEntry) -> Logger:
         raise UsageError(f"--output.loggers={name}: {error}") from error
     except (Exception, SystemExit) as error:  # importing a module may run any code
         raise UsageError(
-            f"--output.loggers={name}: {type(error).__name__}: {error}. Use module:Class, and start in the folder of "
-            "the module"
+            f"--output.loggers={name}: {type(error).__name__}: {error}. Use the module:Class of a module "
+            "that is installed or in the current folder"
         ) from error
     if not isinstance(logger, Logger):
         kind = type(logger).__name__

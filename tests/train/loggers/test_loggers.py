@@ -15,6 +15,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import paragan as pg
+import recorder
 import tiny_estimator
 from advice import advises
 from paragan.core.errors import UsageError
@@ -25,72 +26,11 @@ from processes import final_tensors, run_cli, train_args, train_interrupted, tra
 
 SHORT = "--kimg=0.16"  # as `finished`
 
-RECORDER = '''
-import json
-import pathlib
-import paragan
-
-
-class Recorder(paragan.Logger):
-    """Appends a line for every call."""
-
-    def __init__(self, path="calls.jsonl"):
-        self.path = pathlib.Path(path)
-
-    def write(self, method, value, images=None):
-        with self.path.open("a") as file:
-            file.write(json.dumps([method, value, images]) + "\\n")
-
-    def on_start(self, info):
-        self.write("start", [info.name, str(info.folder), info.run_id, info.config["kimg"]])
-        return "run 1"
-
-    def on_tick(self, stats, images):
-        self.write("tick", stats, images)
-
-    def on_images(self, path, pictures, images):
-        assert path.exists()
-        self.write("images", list(pictures.shape), images)
-
-    def on_scores(self, scores, images):
-        self.write("scores", scores, images)
-
-    def on_finding(self, text, images):
-        self.write("finding", text, images)
-
-    def on_checkpoint(self, path, images):
-        self.write("checkpoint", path.name, images)
-
-    def on_model(self, folder, images):
-        self.write("model", folder.name, images)
-
-    def close(self, error=""):
-        self.write("close", error)
-
-
-class Failing(paragan.Logger):
-    def on_tick(self, stats, images):
-        raise OSError("the server is gone\\nand more")
-
-
-class Slow(paragan.Logger):
-    def on_tick(self, stats, images):
-        import time
-        time.sleep(60)
-
-
-class NoLogger:
-    pass
-'''
-
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A current folder with a module of loggers."""
+    """The current folder, in which loggers write their files."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "recorder.py").write_text(RECORDER)
-    monkeypatch.delitem(__import__("sys").modules, "recorder", raising=False)
     return tmp_path
 
 
@@ -156,8 +96,6 @@ def test_a_rollback_is_logged_and_continues_the_run(here):
 
 
 def test_a_scaling_manager_logs(here, capsys):
-    import recorder
-
     config = tiny_estimator.config()
     with pg.ScalingManager(config, 64, 8, loggers=[recorder.Recorder("b.jsonl")]) as manager:
         gan = pg.Estimator(tiny_estimator.Generator(), tiny_estimator.Discriminator())
@@ -283,7 +221,7 @@ def test_classes_that_do_not_work_are_refused(here):
     with advises("makes a NoLogger. Use a class derived from paragan.Logger"):
         check_loggers(["recorder:NoLogger"])
     check_loggers(["recorder:Recorder"])
-    with advises("Use module:Class, and start in the folder of the module"):
+    with advises("Use the module:Class of a module that is installed or in the current folder"):
         check_loggers(["nowhere:Recorder"])
     with pytest.raises(UsageError, match="unexpected keyword argument 'colour'"):
         check_loggers([{"name": "recorder:Recorder", "colour": "red"}])
