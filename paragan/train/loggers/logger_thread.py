@@ -54,6 +54,7 @@ class LoggerThread:
         self._pending = Counter[str]()
         self._dropped = Counter[str]()
         self._has_failed = False
+        self._is_abandoned = False  # the run has ended without it
         self._thread = threading.Thread(target=self._run, daemon=True, name=f"logger {name}")
         self._thread.start()
 
@@ -75,9 +76,10 @@ class LoggerThread:
             return
         with self._lock:
             pending = self._pending - Counter(["close"])
+            self._is_abandoned = self._thread.is_alive()
         if self._dropped:
             self._report(f"logger {self.name}: slower than the run; dropped {_format_counts(self._dropped)}")
-        if self._thread.is_alive():
+        if self._is_abandoned:
             missing = f"; missing: {_format_counts(pending)}" if pending else ""
             self._report(f"logger {self.name}: did not end in time{missing}")
 
@@ -99,7 +101,8 @@ class LoggerThread:
             with self._lock:
                 self._has_failed = True
             reason = describe_error(error)
-            self._report(f"logger {self.name}: {reason}. It logs nothing more; training goes on")
+            if not self._is_abandoned:
+                self._report(f"logger {self.name}: {reason}. It logs nothing more; training goes on")
             if logger and method != "close":
                 with contextlib.suppress(Exception):
                     logger.close(reason)
@@ -107,9 +110,11 @@ class LoggerThread:
 
 def describe_error(error: BaseException) -> str:
     """Return the first line of an error, with its class unless it is written for the user."""
-    lines = str(error).strip().splitlines() or [""]
-    text = lines[0].rstrip(".")
-    return text if isinstance(error, UsageError) else f"{type(error).__name__}: {text}"
+    lines = str(error).strip().splitlines()
+    text = lines[0].rstrip(".") if lines else ""
+    if isinstance(error, UsageError):
+        return text
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def _format_counts(counts: Counter[str]) -> str:
