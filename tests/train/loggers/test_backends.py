@@ -190,3 +190,4 @@ def test_trackio(tmp_path, monkeypatch):
     assert [row["step"] for row in rows if "fakes" in row] == [16, 160]
     assert SQLiteStorage.get_run_config("paragan", name)["kimg"] == 0.16
     assert [alert["text"] for alert in SQLiteStorage.get_alerts("paragan")] == [finding_of(run)]
+    assert {row["name"] for row in SQLiteStorage.get_artifacts("paragan")} == {f"{name}-model", f"{name}-best"}

@@ -22,6 +22,7 @@ from paragan.core.errors import UsageError
 from paragan.train.loggers import logger_thread
 from paragan.train.loggers.create_logger import check_loggers
 from paragan.train.loggers.logger_set import LoggerSet
+from paragan.train.run_dir import RunDir
 from processes import final_tensors, run_cli, train_args, train_interrupted, train_tiny, usage_error
 
 SHORT = "--kimg=0.16"  # as `finished`
@@ -93,6 +94,11 @@ def test_a_rollback_is_logged_and_continues_the_run(here):
     assert [value[2] for value, _ in calls_of(calls, "start")] == ["", *["run 1"] * 3]
     assert all("the run goes back to a checkpoint" in text for text, _ in calls_of(calls, "finding"))
     assert len(calls_of(calls, "close")) == 4
+
+
+def test_a_label_is_a_run_of_its_own():
+    assert RunDir(Path("runs/00000-digits")).run_name == "00000-digits"
+    assert RunDir(Path("runs/00000-digits/labels/0003.2")).run_name == "00000-digits-label-0003"
 
 
 def test_a_scaling_manager_logs(here, capsys):
