@@ -61,6 +61,11 @@ API_PAGES: dict[str, tuple[str, str, tuple[str, ...]]] = {
         ("PlayerOptim", "DiscriminatorOptim", "Adam", "SGD", "RMSprop", "ParamGroup"),
     ),
     "data": ("Data", "Data sets. See [data](../data.md).", ("load_data", "from_arrays", "Dataset")),
+    "loggers": (
+        "Loggers",
+        "Send statistics, samples, scores and models elsewhere. See [loggers](../loggers.md).",
+        ("Logger", "RunInfo"),
+    ),
     "errors": (
         "Errors",
         "What calls raise. On the command line each is one line and an exit status.",

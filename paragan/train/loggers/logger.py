@@ -45,8 +45,7 @@ class Logger:
         """Start, or continue the run `info.run_id`.
 
         Returns:
-            An id by which the run can be continued; it is kept in the run folder (loggers.json) as the next
-            `info.run_id`. None or "" if there is none.
+            An id by which to continue, kept in the run folder (loggers.json) as the next `info.run_id`; None: none.
         """
 
     def on_tick(self, stats: Mapping[str, float], images: int) -> None:
