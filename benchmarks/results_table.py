@@ -25,6 +25,7 @@ COMMANDS = {  # of every result: a module of benchmarks/ and its arguments
     "convolutions": "speed.convolutions",
     "ddp": "comm.ddp",
     "ddp_lab": "comm.slow_links ddp",
+    "distillation_digits": "quality.distillation digits --cases DMD2",
     "dqgan_workers": "quality.workers_speedup",
     "engines": "resilience.engines",
     "examples": "quality.examples",

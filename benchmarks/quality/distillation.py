@@ -44,7 +44,7 @@ class Setting:
 SMALL_UNET = ("--nets.widths=[32,64]", "--nets.blocks=1")
 RESOLUTION = ("--data.resolution=32", "--nets.widths=[32,64,64]", "--nets.blocks=1", "--batch=64")
 SETTINGS = {
-    "digits": Setting((*SMALL_UNET, "--batch=128"), 100.0, 60.0),
+    "digits": Setting((*SMALL_UNET, "--batch=128"), 100.0, 240.0),
     "fashion": Setting((*RESOLUTION, "--data.channels=1"), 200.0, 60.0),
     "cifar": Setting((*RESOLUTION, "--data.channels=3", "--data.mirror=true"), 200.0, 60.0),
 }
