@@ -111,6 +111,7 @@ def test_the_record_of_a_square_is_what_it_was():
         "fields": {},
         "main_field": "",
         "sample_rate": 0,
+        "image_shape": [],
     }
     assert Spec("64x64", 3) == Spec(64, 3)
     for spec in (Spec(64, 3, 10), Spec("256x128", 4), Spec(0, 0, 2, (5, 2))):
