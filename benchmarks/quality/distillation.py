@@ -29,7 +29,7 @@ from paragan.core.jsonl import read_jsonl
 
 @dataclass(frozen=True)
 class Setting:
-    """What is trained on a data set.
+    """The settings and lengths of training on a data set.
 
     shared       : settings of the teacher and of the students
     teacher_kimg : length of the teacher's training

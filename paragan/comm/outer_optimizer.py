@@ -80,7 +80,7 @@ class OuterSteps:
 
     @property
     def is_mean(self) -> bool:
-        """Whether a step ends at the mean of the parameters, so that it changes nothing on one rank."""
+        """Return whether a step ends at the mean of the parameters, so that it changes nothing on one rank."""
         return self.lr == 1 and not self.momentum
 
     def phase(self, fragment: int) -> int:

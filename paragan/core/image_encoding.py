@@ -1,4 +1,4 @@
-"""How images became the latents of a data set: what `paragan data encode` records, and what decodes them again."""
+"""The record of a data set of latents: its autoencoder and normalisation, and the images that were encoded."""
 
 from __future__ import annotations
 

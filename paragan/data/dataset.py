@@ -128,7 +128,7 @@ class Dataset:
 
     @property
     def shows_images(self) -> bool:
-        """Whether the data is images, or latents that are decoded to images."""
+        """Return whether the data is images, or latents that are decoded to images."""
         return not self.is_array or self.encoding is not None
 
     @property

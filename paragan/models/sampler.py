@@ -148,7 +148,7 @@ class Sampler:
 
     @property
     def has_styles(self) -> bool:
-        """Whether G maps latents to styles first (StyleGAN2)."""
+        """Return whether G maps latents to styles first (StyleGAN2)."""
         return has_styles(self.g)
 
     def generate(self, z: Tensor, labels: Tensor | None, style_truncation: float = 1.0) -> Tensor:

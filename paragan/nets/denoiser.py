@@ -40,7 +40,7 @@ class Coefficients(NamedTuple):
 
 
 class Preconditioning(Protocol):
-    """What a network is trained to return, as the coefficients of a denoiser."""
+    """The coefficients that make a denoiser of a network, by what the network was trained to return."""
 
     def __call__(self, sigma: Tensor) -> Coefficients:
         """Return the coefficients for noise of standard deviation sigma [N]."""
@@ -71,7 +71,7 @@ class DenoiserConfig:
     """
 
     spectral: ClassVar[bool] = False
-    """Whether the discriminator has spectral norm."""
+    """Spectral norm in the discriminator."""
     d_conditioning: ClassVar[DConditioningKind] = "none"
     default_d_conditioning: ClassVar[DConditioningKind] = "none"
 

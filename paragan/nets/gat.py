@@ -57,7 +57,7 @@ class GAT:
     """
 
     spectral: ClassVar[bool] = False
-    """Whether the discriminator has spectral norm."""
+    """Spectral norm in the discriminator."""
     default_d_conditioning: ClassVar[DConditioningKind] = "projection"
 
     name: Literal["gat"] = "gat"

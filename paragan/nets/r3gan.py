@@ -49,7 +49,7 @@ class R3GAN:
     """
 
     spectral: ClassVar[bool] = False
-    """Whether the discriminator has spectral norm."""
+    """Spectral norm in the discriminator."""
     default_d_conditioning: ClassVar[DConditioningKind] = "projection"
 
     name: Literal["r3gan"] = "r3gan"

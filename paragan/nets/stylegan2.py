@@ -52,7 +52,7 @@ class StyleGAN2:
     """
 
     spectral: ClassVar[bool] = False
-    """Whether the discriminator has spectral norm."""
+    """Spectral norm in the discriminator."""
     default_d_conditioning: ClassVar[DConditioningKind] = "projection"
 
     name: Literal["stylegan2"] = "stylegan2"
