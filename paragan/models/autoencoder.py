@@ -65,7 +65,8 @@ def load_autoencoder(reference: str, field: str) -> LoadedAutoencoder:
         try:
             net, image_shape = _load_folder(Path(reference))
         except UsageError as error:
-            raise UsageError(f"{field}={reference}: {error}") from error
+            reason = str(error).removeprefix(f"{reference}: ")
+            raise UsageError(f"{field}={reference}: {reason}") from error
     if not all(callable(getattr(net, name, None)) for name in ("to_latents", "from_latents")):
         raise UsageError(
             f"{field}={reference}: {type(net).__name__} has no to_latents and from_latents. Use a run of "
