@@ -74,7 +74,7 @@ BAD = {  # command line: what its one line must say
     "data stats digits --out a.npz --features inception --inception nowhere": ["missing nowhere"],
     "data encode digits a.npz": ["--encoder"],
     "data encode digits a --encoder nowhere": ["a: latents", "latents.npz"],
-    "data encode digits a.npz --encoder nowhere": ["--encoder=nowhere: nowhere: does not exist"],
+    "data encode digits a.npz --encoder nowhere": ["--encoder=nowhere: does not exist"],
     "data encode digits a.npz --encoder no_such:Class": ["--encoder=no_such:Class: ModuleNotFoundError"],
     "data encode digits a.npz --encoder nowhere --resolution 0": ["--resolution=0"],
     "data encode digits a.npz --encoder nowhere --device abacus": ["--device abacus", "cpu"],

@@ -243,6 +243,7 @@ def manager(**objective):
 
 
 def test_user_d_with_a_classifier_and_state():
+    torch.manual_seed(0)
     with manager(classifier=1.0, lecam=0.1, augment={"name": "ada", "target": -0.9}) as scale_mgr:
         gan = pg.Estimator(UserG(), UserD())
         for _ in range(5):
