@@ -26,7 +26,7 @@ from unittest import mock
 
 PRELOADED_MODULES = [
     "matplotlib.backends.backend_svg",
-    "torch._dynamo",  # which every optimizer imports
+    "scipy.linalg",
     "torch.utils.tensorboard.writer",
     "paragan.cli.main",
     "paragan.eval.evaluate",

@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from scipy.linalg import lapack
 from torch import Tensor
 
 from paragan.core.errors import UsageError
@@ -139,6 +138,8 @@ def pivoted_cholesky(covariance: Tensor) -> tuple[Tensor, float]:
 
     Pivots are needed because covariances may be singular. Takes a twentieth of the time of a root by eigenvectors.
     """
+    from scipy.linalg import lapack  # slow to import
+
     packed, pivots, rank, _ = lapack.dpstrf(covariance.numpy(), lower=1)  # pyright: ignore[reportAttributeAccessIssue]
     lower = torch.zeros(len(covariance), rank, dtype=torch.float64)
     lower[torch.from_numpy(pivots - 1).long()] = torch.from_numpy(np.tril(packed)[:, :rank])

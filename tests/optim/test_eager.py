@@ -1,0 +1,66 @@
+import copy
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from paragan.optim.eager import eager
+
+OPTIMIZERS = {
+    "adam": (torch.optim.Adam, {"fused": True}),
+    "adamw": (torch.optim.AdamW, {"foreach": False, "weight_decay": 0.1}),
+    "sgd": (torch.optim.SGD, {"momentum": 0.9}),
+    "rmsprop": (torch.optim.RMSprop, {"foreach": False}),
+}
+TRAIN = """
+import sys
+from paragan.cli.main import main
+status = main(sys.argv[1:])
+assert not status, status
+assert "torch._dynamo" not in sys.modules
+"""
+
+
+def train(optimizer: torch.optim.Optimizer, net: torch.nn.Module, steps: int) -> None:
+    for step in range(steps):
+        optimizer.zero_grad()
+        net(torch.linspace(step, step + 1, 12).view(4, 3)).square().mean().backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_it_steps_as_torch_does(name):
+    kind, options = OPTIMIZERS[name]
+    torch.manual_seed(0)
+    net = torch.nn.Linear(3, 2)
+    nets = [net, copy.deepcopy(net)]
+    optimizers = [
+        make(net.parameters(), lr=0.1, **options) for make, net in zip((kind, eager(kind)), nets, strict=True)
+    ]
+    for net, optimizer in zip(nets, optimizers, strict=True):
+        train(optimizer, net, 3)
+        optimizer.load_state_dict(optimizer.state_dict())
+        optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(1))], "lr": 0.5})
+        train(optimizer, net, 2)
+    assert all(map(torch.equal, nets[0].parameters(), nets[1].parameters()))
+    assert str(optimizers[0].state_dict()) == str(optimizers[1].state_dict())
+    assert isinstance(optimizers[1], kind)
+    assert repr(optimizers[0]) == repr(optimizers[1])
+
+
+def test_hooks_are_called_once_a_step():
+    calls: list[str] = []
+    optimizer = eager(torch.optim.SGD)([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+    eager(torch.optim.SGD)([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+    optimizer.register_step_pre_hook(lambda *_: calls.append("before"))
+    optimizer.register_step_post_hook(lambda *_: calls.append("after"))
+    optimizer.step()
+    assert calls == ["before", "after"]
+
+
+def test_training_does_not_import_the_compiler(tmp_path):
+    arguments = ["train", "digits", "--kimg=0.032", "--batch=16", "--nets.width=4", f"--run-dir={tmp_path / 'run'}"]
+    command = [sys.executable, "-c", TRAIN, *arguments]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 0, ended.stderr
