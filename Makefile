@@ -1,7 +1,7 @@
 # `make train` and `make test` work on a fresh machine: each makes .venv on first use.
 PYTHON ?= python3
 BIN := .venv/bin
-.PHONY: train test check site clean
+.PHONY: train test check site dist clean
 
 train: .venv/installed
 	$(BIN)/paragan train digits
@@ -20,6 +20,17 @@ check: .venv/installed
 # The documentation, as tests/test_site.py builds it too: open site/index.html.
 site: .venv/installed
 	$(BIN)/python -m mkdocs build --strict
+
+# The archives of a release (docs/releasing.md), from the files of its tag alone.
+PYTHON_OF_DIST ?= $(BIN)/python
+VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' paragan/core/version.py)
+dist:
+	@git diff --quiet HEAD || { echo "there are changes that are not committed" >&2; exit 1; }
+	@git tag --points-at HEAD | grep -qx "v$(VERSION)" || { echo "no tag v$(VERSION) at this commit: git tag v$(VERSION)" >&2; exit 1; }
+	rm -rf dist build/dist && mkdir -p build/dist
+	git archive "v$(VERSION)" | tar -x -C build/dist
+	$(PYTHON_OF_DIST) -m build --no-isolation --outdir dist build/dist
+	$(PYTHON_OF_DIST) -m twine check --strict dist/*
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "paragan needs Python 3.11 or newer: make PYTHON=python3.12 ...")'

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from paragan.optim.param_groups import ParamGroup
     from paragan.train.compare_sets import compare
     from paragan.train.loggers.logger import Logger, RunInfo
+    from paragan.watch.notebook import show_run
 
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # huge pages for torch's allocations (core/devices.py)
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # no stack traces when a rank is lost
@@ -81,6 +82,7 @@ __all__ = [
     "rng",
     "save",
     "shard",
+    "show_run",
     "with_policy",
 ]
 
@@ -107,6 +109,7 @@ _EXPORTS = {  # module -> public names, imported on first use
     ".models.model": ("Model",),
     ".train.compare_sets": ("compare",),
     ".train.loggers.logger": ("Logger", "RunInfo"),
+    ".watch.notebook": ("show_run",),
     ".config.run": ("Run",),
     ".config.sections": ("DataOptions", "DeviceOptions", "EvaluationOptions"),
 }

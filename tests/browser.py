@@ -125,28 +125,42 @@ class Browser:
 
     def open(
         self,
-        page: Path,
+        page: Path | str,
         width: int,
         height: int,
         script: bool = True,
         dark: bool = False,
         wait_for_load: bool = True,
-        site: Path | None = None,
+        site: Path | str | None = None,
     ) -> Tab:
-        """Open a page. wait_for_load: whether to wait until all is there; site: a folder that it may load files of."""
+        """Open a page: a file or an address.
+
+        wait_for_load: whether to wait until all is there; site: a folder, or an address, that it may load files of.
+        """
         tab = Tab(self, page, width, height, script, dark, site)
         if wait_for_load:
             self.wait_for_event("Page.loadEventFired", tab.session)
         return tab
 
 
+def _address_of(page: Path | str) -> str:
+    return page if isinstance(page, str) else page.resolve().as_uri()
+
+
 class Tab:
     """A page that was loaded at a size."""
 
     def __init__(
-        self, browser: Browser, page: Path, width: int, height: int, script: bool, dark: bool, site: Path | None = None
+        self,
+        browser: Browser,
+        page: Path | str,
+        width: int,
+        height: int,
+        script: bool,
+        dark: bool,
+        site: Path | str | None = None,
     ):
-        self.browser, self.address, self.width = browser, page.resolve().as_uri(), width
+        self.browser, self.address, self.width = browser, _address_of(page), width
         target = browser.call("Target.createTarget", url="about:blank")["targetId"]
         self.session = browser.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Log", "Network"):
@@ -164,7 +178,7 @@ class Tab:
         assert paused["request"]["url"] == self.address
         self.call("Fetch.continueRequest", requestId=paused["requestId"])
         if site:
-            browser.sites[self.session] = site.resolve().as_uri() + "/"
+            browser.sites[self.session] = _address_of(site) + "/"
 
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:
         return self.browser.call(method, self.session, **parameters)

@@ -324,6 +324,21 @@ def arrow_files() -> Files:
     return _ARROW
 
 
+_PARQUET: list[bytes] = []
+
+
+def write_parquet(rng: Rng, folder: Path) -> Path:
+    if not _PARQUET:
+        import pyarrow
+        from pyarrow import parquet
+
+        table = pyarrow.table({"image": [{"bytes": data, "path": None} for data in PNGS], "label": LABELS})
+        out = io.BytesIO()
+        parquet.write_table(table, out, row_group_size=2)
+        _PARQUET.append(out.getvalue())
+    return write_file(folder / "a.parquet", mutate(rng, _PARQUET[0]))
+
+
 def write_mixed_folder(rng: Rng, folder: Path) -> Path:
     """Names and files that belong to some other format, or to none."""
     wholes = [
@@ -358,6 +373,7 @@ CASES: dict[str, tuple[Callable[[Rng, Path], Path], int]] = {
     "tar": (write_tar, 2200),
     "index": (write_tar_index, 400),
     "arrow": (write_arrow, 300),
+    "parquet": (write_parquet, 300),
     "folder": (write_mixed_folder, 300),
 }
 

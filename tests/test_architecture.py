@@ -62,6 +62,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         *{"core", "report", "eval", "optim", "losses", "nets", "data", "comm"},
         *{"game", "strategies", "config", "models"},
     },
+    "watch": {"core", "report", "train"},
     "plan": {
         *{"core", "eval", "losses", "data", "comm"},
         *{"game", "strategies", "config", "train"},

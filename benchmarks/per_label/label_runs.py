@@ -19,7 +19,8 @@ from benchmarks.lib.timing import Spread
 from paragan.config.run import Run
 from paragan.core.jsonl import read_jsonl
 from paragan.core.schema import from_dict, read_yaml
-from paragan.models.model import label_dir, load_model
+from paragan.models.model import load_model
+from paragan.models.per_label_layout import label_dir
 from paragan.train.per_label.lease_queue import LeaseQueue
 
 LABELS = 10

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from paragan.comm.world import World
-from paragan.config.run import Run
+from paragan.config.run import Run, to_saved_dict
 from paragan.core.schema import apply_overrides, from_dict, to_dict
 from paragan.data.dataset import Dataset
 from paragan.models.model import install_label_model
@@ -85,7 +85,7 @@ class TimedWorker(LabelWorker):
     def train_to_end(self, job: Job, run_dir: RunDir) -> str:
         begin = time.monotonic()
         run_dir.path.mkdir(parents=True, exist_ok=True)
-        run_dir.write_run_config(job.run)
+        run_dir.write_run_config(to_saved_dict(job.run))
         written = time.monotonic()
         time.sleep(self.s_per_image * job.run.total_images)
         self.spans.append((written, ended := time.monotonic()))

@@ -29,7 +29,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.lib.timing import describe_machine, format_machine, format_table, save_json
-from paragan.comm.checkpoint_files import CorruptCheckpoint, list_checkpoints, read_files, read_metadata
+from paragan.comm.checkpoint_files import read_files
+from paragan.comm.checkpoint_metadata import CorruptCheckpoint, list_checkpoints, read_metadata
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 from processes import TINY_RUN_ARGS

@@ -20,14 +20,8 @@ import torch
 from torch import Tensor
 
 from paragan.api.replica import Replica
-from paragan.comm.checkpoint_files import (
-    CheckpointFolder,
-    StateDict,
-    list_checkpoints,
-    read_files,
-    read_newest,
-    select_prefix,
-)
+from paragan.comm.checkpoint_files import CheckpointFolder, StateDict, read_files, read_newest, select_prefix
+from paragan.comm.checkpoint_metadata import list_checkpoints
 from paragan.core.errors import UsageError
 from paragan.core.schema import to_dict
 from paragan.optim import state_io

@@ -106,7 +106,7 @@ def _eval(options: argparse.Namespace, rest: list[str], arguments: list[str]) ->
     from paragan.config.sections import EvaluationOptions
     from paragan.core.schema import from_dict, to_dict
     from paragan.train.callbacks.scoring import sweep_truncations
-    from paragan.train.run_dir import resolve_scored_run
+    from paragan.train.saved_run import resolve_scored_run
 
     check_no_extra_arguments(rest)
     if options.seed is not None:

@@ -26,6 +26,7 @@ from paragan.cli.project import add_project_command
 from paragan.cli.report import add_report_command
 from paragan.cli.sample import add_sample_command, add_serve_command
 from paragan.cli.train import EXAMPLES, add_recipes_command, add_train_command
+from paragan.cli.watch import add_watch_command
 from paragan.comm.launch_info import LaunchInfo
 from paragan.core.errors import DeviceOutOfMemory, Interrupted, InterruptedBeforeStart, RunError, UsageError
 from paragan.core.version import __version__
@@ -113,6 +114,7 @@ def build_parser() -> Parser:
     add_project_command(commands)
     add_eval_command(commands)
     add_report_command(commands)
+    add_watch_command(commands)
     add_export_command(commands)
     add_import_command(commands)
     add_serve_command(commands)

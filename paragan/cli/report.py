@@ -51,7 +51,7 @@ def _report(options: argparse.Namespace, rest: list[str], arguments: list[str]) 
     from paragan.report.comparison import write_comparison
     from paragan.report.page import write_report
     from paragan.report.run_data import read_run_data
-    from paragan.train.run_dir import require_current_format
+    from paragan.train.saved_run import require_current_format
 
     check_no_extra_arguments(rest)
     folders = [Path(local_folder(name)) for name in options.run_dirs]
@@ -137,7 +137,7 @@ def _pick_device() -> Device:
 
 def _load_run(folder: Path, data: str | None) -> Run:
     """Load the run of a folder without running user code; `data` replaces the path of its data."""
-    from paragan.train.run_dir import load_run_without_user_code
+    from paragan.train.saved_run import load_run_without_user_code
 
     run = load_run_without_user_code(folder)
     return dataclasses.replace(run, data=dataclasses.replace(run.data, path=data)) if data else run

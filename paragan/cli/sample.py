@@ -185,7 +185,7 @@ def load_conditioning_data(options: argparse.Namespace, path: Path) -> Any:
     """
     from paragan.config.resolve import load_dataset
     from paragan.config.user_code import conditioning_input_of
-    from paragan.train.run_dir import data_options_of_model, load_builtin_nets, load_run_without_user_code
+    from paragan.train.saved_run import data_options_of_model, load_builtin_nets, load_run_without_user_code
 
     model_dir = path.parent if path.is_file() else path
     run_dir = next((folder for folder in (model_dir, model_dir.parent) if (folder / "run.yaml").exists()), None)
@@ -224,10 +224,10 @@ def add_serve_command(commands: Any) -> None:
 
 
 def _serve(options: argparse.Namespace, rest: list[str], arguments: list[str]) -> int:
+    from paragan.core.web_server import check_port
     from paragan.models.server import serve
 
     check_no_extra_arguments(rest)
-    if not 0 <= options.port < 65536:
-        raise UsageError(f"--port {options.port}: out of range. Use 0 to 65535 (0: any free port)")
+    check_port(options.port)
     serve(load_model_from_options(options), options.host, options.port, sys.stdout)
     return 0

@@ -25,17 +25,19 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from paragan.comm.checkpoint_metadata import (
+    FORMAT_VERSION,
+    CorruptCheckpoint,
+    list_checkpoints,
+    metadata_checksum,
+    read_metadata,
+)
 from paragan.comm.world import World
-from paragan.core.errors import RunError, UsageError
+from paragan.core.errors import RunError
 
-FORMAT_VERSION = 2
 CHANNELS_LAST_SUFFIX = "~"
 StateDict = dict[str, Tensor]
 T = TypeVar("T")
-
-
-class CorruptCheckpoint(Exception):
-    """Raised for a checkpoint that cannot be read; the message says why."""
 
 
 # Writing ----------------------------------------------------------------------------------------------
@@ -118,7 +120,7 @@ class CheckpointFolder:
             "files": files,
             **extra_metadata,
         }
-        text = json.dumps({"crc32": _checksum(metadata), **metadata}, indent=1)
+        text = json.dumps({"crc32": metadata_checksum(metadata), **metadata}, indent=1)
         try:
             _write_synced(staging / "checkpoint.json", text.encode())
             _fsync_dir(staging)
@@ -157,13 +159,6 @@ class CheckpointFolder:
         return f"the last good checkpoint is {paths[0]}" if paths else "there is no checkpoint yet"
 
 
-def list_checkpoints(folder: Path) -> list[Path]:
-    """Return the complete checkpoints in a folder, newest first."""
-    if not folder.is_dir():
-        return []
-    return sorted((p for p in folder.iterdir() if p.name.isdigit() and p.is_dir()), reverse=True)
-
-
 def rank_filename(rank: int) -> str:
     """Return the name of the file that a rank writes of a checkpoint."""
     return f"rank{rank:04d}.safetensors"
@@ -198,10 +193,6 @@ def _write_synced(path: Path, data: bytes) -> tuple[int, int]:
     return len(data), zlib.crc32(data)
 
 
-def _checksum(metadata: Mapping[str, Any]) -> int:
-    return zlib.crc32(json.dumps(metadata, sort_keys=True).encode())
-
-
 def _fsync_dir(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
@@ -211,29 +202,6 @@ def _fsync_dir(path: Path) -> None:
 
 
 # Reading ----------------------------------------------------------------------------------------------
-
-
-def read_metadata(path: Path) -> dict[str, Any]:
-    """Return the contents of a checkpoint's checkpoint.json.
-
-    Raises:
-        CorruptCheckpoint: it is absent or broken.
-        UsageError: another version of paragan wrote it.
-    """
-    try:
-        metadata = json.loads((path / "checkpoint.json").read_text())
-        version = int(metadata["format"])
-        checksum = metadata.pop("crc32", None)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CorruptCheckpoint(f"checkpoint.json: {error}") from error
-    if version != FORMAT_VERSION:
-        raise UsageError(
-            f"{path}: checkpoint format {version}, and this version of paragan reads format {FORMAT_VERSION}. "
-            "Use the version that wrote it, or another run folder"
-        )
-    if checksum != _checksum(metadata):
-        raise CorruptCheckpoint("checkpoint.json does not match its checksum")
-    return metadata
 
 
 def read_files(path: Path, rank: int, ranks: int) -> tuple[dict[str, Any], StateDict]:

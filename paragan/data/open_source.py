@@ -17,6 +17,8 @@ from paragan.data.formats.hf_datasets import is_hf_dataset, open_hf_dataset
 from paragan.data.formats.image_folder import OuterFolder, format_extensions, open_image_folder
 from paragan.data.formats.label_files import resembles_labels
 from paragan.data.formats.npz import read_npy, read_npz
+from paragan.data.formats.parquet import SUFFIX as PARQUET_SUFFIX
+from paragan.data.formats.parquet import find_parquet_files, open_parquet
 from paragan.data.formats.record_files import (
     AUDIO_FORMATS,
     FolderFiles,
@@ -33,6 +35,8 @@ from paragan.data.source import IMAGE_FORMATS, DecodeError, LabelChoice, NoImage
 from paragan.data.storage.filesystem import (
     FileSystem,
     RemoteOptions,
+    abbreviate,
+    expand_hub_address,
     is_url,
     printable,
     redact_url,
@@ -41,9 +45,9 @@ from paragan.data.storage.filesystem import (
 from paragan.data.storage.open_location import open_location
 
 SOURCE_FORMATS_HINT = (
-    "`digits`, an .npz, .npy, .zip or .h5, .tar shards (shard-*.tar, shard-{000..012}.tar), or a folder: of images "
-    f"({', '.join(IMAGE_FORMATS)}), of a folder for each class, of tars, "
-    "or one that Hugging Face `datasets` saved"
+    "`digits`, an .npz, .npy, .zip, .h5 or .parquet, .tar shards (shard-*.tar, shard-{000..012}.tar), or a folder: of "
+    f"images ({', '.join(IMAGE_FORMATS)}), of a folder for each class, of tars, of .parquet, one that Hugging Face "
+    "`datasets` saved, or hf://user/name"
 )
 
 RUN_FILE = "run.yaml"  # of the folders that training writes
@@ -86,6 +90,7 @@ def open_source(
         _without_key(labels, location)
         return load_digits()
     require_credentials(location)
+    location = expand_hub_address(location)
     exists = is_url(location) or Path(location).exists()
     opening = Opening(remote, labels, channels, records or RecordSelection())
     if is_shard_pattern(location) and (is_url(location) or not exists):
@@ -175,6 +180,8 @@ def _open_folder(fs: FileSystem, location: str, opening: Opening, outer: tuple[O
         return open_hf_dataset(fs, listing, labels=labels)
     if DATASET_JSON in listing.files:
         return open_labelled_folder(fs, listing, labels=_without_key(labels, fs.location))
+    if parquet_files := find_parquet_files(listing):
+        return open_parquet(fs, parquet_files, labels=labels)
     if list_shards(listing):
         source = _open_shards(fs, "*.tar", opening, fs.location)
         tables = [name for name in listing.files if resembles_labels(name)]
@@ -204,6 +211,10 @@ def _open_folder(fs: FileSystem, location: str, opening: Opening, outer: tuple[O
             return open_image_folder(fs, listing, labels=labels, outer=outer)
     except NoImagesError:
         files = FolderFiles(fs, walk_files(fs, listing))
+        folders = sorted({name.rpartition("/")[0] for name in files.names if name.endswith(PARQUET_SUFFIX)})
+        if folders:
+            listed = abbreviate(folders, 5)
+            raise UsageError(f"data: {fs.location} has Parquet files in several folders ({listed}). Give one") from None
         if not has_record_files(files.names, opening.records):
             raise
         return open_record_files(files, labels, opening.records)
@@ -221,6 +232,8 @@ def _open_file(fs: FileSystem, name: str, opening: Opening) -> Source:
     if suffix == ".npy":
         _without_key(labels, path)
         return read_npy(fs, name, channels=channels)
+    if suffix == PARQUET_SUFFIX:
+        return open_parquet(fs, [name], labels=labels)
     if suffix == ".zip":
         return _open_zip(fs, name, opening)
     if suffix in (".h5", ".hdf5"):

@@ -42,6 +42,7 @@ from paragan.models.model_files import (
     read_consistent,
     read_model_config,
 )
+from paragan.models.per_label_layout import label_dir
 from paragan.models.sampler import DataSource, LabelPrior, LatentSource, PerLabelSampler, Sampler, to_float32, to_uint8
 from paragan.nets import Spec
 
@@ -186,11 +187,6 @@ def init_per_label_model(folder: Path, spec: Spec, prior: LabelPrior, classes: S
     folder.mkdir(parents=True, exist_ok=True)
     config = {"kind": PER_LABEL, "spec": to_dict(spec), "prior": list(prior.probabilities), "classes": list(classes)}
     _write_config(folder, config | extra)
-
-
-def label_dir(folder: Path, label: int) -> Path:
-    """Return the folder of the model of a label."""
-    return folder / f"{label:04d}"
 
 
 def install_label_model(folder: Path, label: int, source: Path) -> None:

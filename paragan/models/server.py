@@ -11,10 +11,7 @@ the network.
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import io
-import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TextIO, TypeVar
@@ -24,27 +21,26 @@ import torch
 
 from paragan.core.errors import UsageError
 from paragan.core.image_grid import integer_upscale, make_grid
+from paragan.core.web_server import serve_until_interrupted, trusted_hosts
 from paragan.models.interpolation import sample_interpolated, slerp
 from paragan.models.model import Model, parse_label
 from paragan.models.sampler import Sampler, sample_latent
 
 N = TypeVar("N", int, float)
 MAX_IMAGES = 256  # of a grid
-CONNECTION_TIMEOUT_S = 30.0  # an idle connection is closed after this
-LOOPBACK_HOSTS = ["localhost", "127.0.0.1"]
 
 
-def create_app(model: Model, trusted_hosts: Sequence[str] | None = None) -> Any:
+def create_app(model: Model, allowed_hosts: Sequence[str] | None = None) -> Any:
     """Return the WSGI application of a model's page.
 
-    trusted_hosts: the only host names that requests may use (None: any).
+    allowed_hosts: the only host names that requests may use (None: any).
     """
     try:
         import flask
     except ImportError as error:
         raise UsageError("paragan serve needs Flask: pip install flask") from error
     app = flask.Flask(__name__, template_folder=".")
-    app.config["TRUSTED_HOSTS"] = trusted_hosts
+    app.config["TRUSTED_HOSTS"] = allowed_hosts
     info = _model_info(model)
     lock = threading.Lock()  # interpolating labels changes the network for a moment
 
@@ -146,34 +142,8 @@ def _parse_arg(
 def serve(model: Model, host: str, port: int, out: TextIO) -> None:
     """Serve the page until interrupted.
 
-    On a loopback address only requests to a loopback name are answered; otherwise any page in the user's browser could
-    reach it under a name of its own (DNS rebinding).
-
     Raises:
         UsageError: the port is taken, or the host is no address of this machine.
     """
-    app = create_app(model, LOOPBACK_HOSTS if host in LOOPBACK_HOSTS else None)
-    from werkzeug.serving import WSGIRequestHandler, make_server
-
-    class TimeoutRequestHandler(WSGIRequestHandler):
-        timeout = CONNECTION_TIMEOUT_S  # browsers open connections before they need them
-
-    try:
-        listener = socket.create_server((host, port))
-    except OSError as error:
-        reason = str(error.strerror).partition(" (")[0]  # Python adds the address
-        if error.errno in (errno.EADDRINUSE, errno.EACCES):
-            raise UsageError(f"--port {port}: not available on {host} ({reason}). Use 0 for a free port") from error
-        raise UsageError(
-            f"--host {host}: is no address of this machine ({reason}). Use 127.0.0.1, or 0.0.0.0 for all"
-        ) from error
-    server_options: dict[str, Any] = {
-        "threaded": True,
-        "request_handler": TimeoutRequestHandler,
-        "fd": listener.fileno(),
-    }
-    with listener, make_server(host, port, app, **server_options) as server:
-        out.write(f"http://{host}:{listener.getsockname()[1]} serves {model.folder}; Ctrl-C stops it\n")
-        out.flush()
-        with contextlib.suppress(KeyboardInterrupt):
-            server.serve_forever()
+    app = create_app(model, trusted_hosts(host))
+    serve_until_interrupted(app, host, port, f"serves {model.folder}", out)

@@ -38,7 +38,7 @@ def read_labels(run_dir: Path) -> list[LabelProgress]:
     table = [one for row in read_jsonl(run_dir / "labels.jsonl")[:MAX_LABELS] for one in _from_table_row(row, folders)]
     if table:
         return table
-    names, counts = _class_names_and_counts(run_dir) if folders else ([], [])
+    names, counts = read_class_names_and_counts(run_dir) if folders else ([], [])
     labels = {number: LabelProgress(number, name) for number, name in enumerate(names)}
     for number, folder in folders.items():
         labels[number] = _from_label_folder(run_dir, number, folder, names)
@@ -97,7 +97,7 @@ def _from_label_folder(run_dir: Path, number: int, folder: str, names: list[str]
     )
 
 
-def _class_names_and_counts(run_dir: Path) -> tuple[list[str], list[int]]:
+def read_class_names_and_counts(run_dir: Path) -> tuple[list[str], list[int]]:
     """Return the names of the labels and their numbers of images, from the model's config.json."""
     try:
         config = json.loads((run_dir / "model" / "config.json").read_text("utf-8"))

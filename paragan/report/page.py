@@ -32,6 +32,22 @@ HEADLINE_SETTINGS = ("strategy", "data", "batch", "lanes", "ranks", "seed")  # f
 
 
 @dataclass(frozen=True)
+class LiveBar:
+    """The first line of a page that is refreshed while it is open.
+
+    state      : what the run does now
+    tag        : of this version of the page, as an HTTP ETag
+    interval_s : between two requests of the page
+    overview   : address of the page of all runs; "" if there is none
+    """
+
+    state: str
+    tag: str
+    interval_s: float
+    overview: str = ""
+
+
+@dataclass(frozen=True)
 class ClassScores:
     """The latest scores of every class, a column for each score."""
 
@@ -50,31 +66,42 @@ def write_report(run_dir: Path, out: Path | None = None) -> Path:
     run_data = read_run_data(Path(run_dir))
     target = out or run_data.path / "report.html"
     in_run_dir = target.parent.resolve() == run_data.path.resolve()
-    variables, max_media_chars = _template_variables(run_data, link_labels=in_run_dir)
+    atomic_write_bytes(target, render_run(run_data, "/report.html" if in_run_dir else None))
+    return target
+
+
+def render_run(run_data: RunData, label_link_suffix: str | None = None, live: LiveBar | None = None) -> bytes:
+    """Return the page about a run.
+
+    Args:
+        label_link_suffix: follows the folder of a label in the link to its page; None: no links, as the page is not in
+            the run folder.
+        live: what a page shows that is refreshed while the run is trained.
+    """
+    variables, max_media_chars = _template_variables(run_data)
+    variables |= {"label_link_suffix": label_link_suffix, "live": live}
     figures = load_figures(run_data.path, max_media_chars // 3)
     label_grids = list(_latest_label_grids(run_data, max_media_chars // 3))
     audio = load_audio(run_data.path, max_media_chars // 3)
     used_chars = figures.num_chars + audio.num_chars + sum(len(image.uri) for _, _, image in label_grids)
     gallery = make_gallery(run_data.path, max_media_chars - used_chars)
     media = {"gallery": gallery, "audio": audio, "figures": figures, "label_grids": label_grids}
-    page = render_page("page.html", **variables, **media)
-    atomic_write_bytes(target, page)
-    return target
+    return render_page("page.html", **variables, **media)
 
 
-def _template_variables(run_data: RunData, link_labels: bool) -> tuple[dict[str, Any], int]:
+def _template_variables(run_data: RunData) -> tuple[dict[str, Any], int]:
     """Return the variables of page.html without its images and waves, and the characters left for these.
 
     They get at least a third of a page; lists are shortened until they do.
-    link_labels: link the pages of labels, which works from inside the run folder only.
     """
     no_media = {
         "gallery": ImageGallery((), None, ()),
         "audio": ReportAudio(),
         "figures": ReportFigures(),
         "label_grids": [],
+        "label_link_suffix": "/report.html",
     }
-    variables = {**_chart_variables(run_data), "link_labels": link_labels}
+    variables = _chart_variables(run_data)
     max_media_chars = 0
     for divisor in (1, 4, 16, 64):
         variables |= _run_variables(run_data, divisor)
@@ -89,7 +116,9 @@ def _template_variables(run_data: RunData, link_labels: bool) -> tuple[dict[str,
 def render_page(template: str, **variables: Any) -> bytes:
     """Render a template of this folder."""
     now = datetime.datetime.now(datetime.UTC)
-    return _template_environment().get_template(template).render(**variables, written_at=now).encode()
+    return (
+        _template_environment().get_template(template).render({"live": None, "written_at": now, **variables}).encode()
+    )
 
 
 @functools.cache
@@ -130,6 +159,7 @@ def _run_variables(run_data: RunData, divisor: int) -> dict[str, Any]:
         "time_breakdown": time_breakdown(stats),
         "sent_traffic": sent_traffic(stats)[:MAX_COLUMNS],
         "age_histograms": age_histograms(stats)[:MAX_COLUMNS],
+        "membership": run_data.membership[-max_rows:],
         "decisions": run_data.decisions[-max_rows:],
         "reasons": run_data.reasons[:max_rows],
         "run_yaml": run_yaml,

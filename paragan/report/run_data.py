@@ -47,6 +47,16 @@ class HealthEvent:
 
 
 @dataclass(frozen=True)
+class MembershipChange:
+    """A line of members.jsonl: ranks were lost or joined."""
+
+    kimg: float
+    members: tuple[int, ...]  # since then
+    lost: tuple[int, ...]
+    joined: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class RunData:
     """The content of a run folder."""
 
@@ -57,6 +67,7 @@ class RunData:
     scores: list[Row]
     labels: list[LabelProgress]  # of a per-label run
     events: list[HealthEvent]
+    membership: list[MembershipChange]
     decisions: list[tuple[float, str]]  # (kimg, a change by the data pipeline)
     bad_files: list[str]  # lines of `image<tab>reason`
 
@@ -143,6 +154,7 @@ def read_run_data(run_dir: Path) -> RunData:
         scores=read_jsonl(path / "metrics.jsonl"),
         labels=read_labels(path),
         events=list(_parse_events(read_jsonl(path / "health.jsonl"))),
+        membership=list(_parse_membership(read_jsonl(path / "members.jsonl"))),
         decisions=_pipeline_decisions(stats),
         bad_files=bad_files.read_text("utf-8", errors="replace").splitlines() if bad_files.is_file() else [],
     )
@@ -154,6 +166,16 @@ def _parse_events(rows: Sequence[Row]) -> Iterator[HealthEvent]:
         if is_number(kimg) and math.isfinite(kimg):
             texts = (number_format.format_value(row.get(key) or "") for key in ("kind", "message", "action"))
             yield HealthEvent(float(kimg), *texts)
+
+
+def _parse_membership(rows: Sequence[Row]) -> Iterator[MembershipChange]:
+    for row in rows:
+        kimg = row.get("kimg")
+        if is_number(kimg) and all(isinstance(row.get(key), list) for key in ("members", "lost", "joined")):
+            members, lost, joined = (
+                tuple(rank for rank in row[key] if isinstance(rank, int)) for key in ("members", "lost", "joined")
+            )
+            yield MembershipChange(float(kimg), members, lost, joined)
 
 
 def _pipeline_decisions(rows: Sequence[Row]) -> list[tuple[float, str]]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Annotated, Literal, Self, get_args
+from typing import Annotated, Literal, Self
 
 from pydantic import Field
 
@@ -29,7 +29,6 @@ from paragan.strategies.presets import SharedStrategy
 from paragan.strategies.sync import Sync
 
 PerLabelName = Literal["per-label", "DC-CGAN"]
-PER_LABEL_NAMES: tuple[str, ...] = get_args(PerLabelName)
 
 
 @config_class

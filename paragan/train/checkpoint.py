@@ -18,7 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paragan.comm.checkpoint_files import CheckpointFolder, CorruptCheckpoint, StateDict, read_files, select_prefix
+from paragan.comm.checkpoint_files import CheckpointFolder, StateDict, read_files, select_prefix
+from paragan.comm.checkpoint_metadata import CorruptCheckpoint
 from paragan.game.player import Player
 from paragan.optim import state_io as optimizer_state
 from paragan.strategies.base import Role

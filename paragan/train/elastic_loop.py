@@ -36,6 +36,7 @@ from paragan.train.callbacks.save import CheckpointCallback
 from paragan.train.console import RunConsole
 from paragan.train.loggers.logger_set import LoggerSet
 from paragan.train.loop import report_errors, run_rounds
+from paragan.train.members_file import write_members
 from paragan.train.round_snapshot import RoundSnapshot, average_exchange_states, full_state
 from paragan.train.run_dir import RunDir
 from paragan.train.session import Callback, Session, has_crossed_kimg
@@ -200,7 +201,7 @@ class ElasticTrainer:
             return
         if world.is_main:
             self.run_dir.lock()  # may fail: a frozen rank may still hold it
-            self.run_dir.write_members(world.membership.addresses, self.dataset.fingerprint)
+            write_members(self.run_dir.path, world.membership.addresses, self.dataset.fingerprint)
             self.console.start(session.clock.kimg, session.run.total_images / 1000)
         else:
             self.run_dir.release()

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import torch
 
 from paragan.comm.world import World
-from paragan.config.run import Run
+from paragan.config.run import Run, to_saved_dict
 from paragan.core.errors import UsageError
 from paragan.core.schema import diff, to_dict
 from paragan.core.version import __version__
@@ -156,7 +156,7 @@ def locked_run_dir(
         nonlocal owned
         if world.is_main:
             owned = select_run_dir(request, run, world.size, start_check)
-            owned.write_run_config(run)
+            owned.write_run_config(to_saved_dict(run))
             return str(owned.path)
         return "."
 

@@ -21,7 +21,9 @@ from paragan.core.atomic_write import create_exclusive
 from paragan.core.errors import UsageError
 from paragan.core.jsonl import read_jsonl
 from paragan.core.schema import diff, from_dict, get_field, replace_fields, to_yaml
-from paragan.train.run_dir import RunDir, require_current_format, wrap_run_errors
+from paragan.train.members_file import read_members
+from paragan.train.run_dir import RunDir
+from paragan.train.saved_run import require_current_format, wrap_run_errors
 
 StartCheck = Callable[[], object]  # raises UsageError for a run that could not start
 NUMBERED_DIR = re.compile(r"(\d{5,})-")
@@ -167,7 +169,7 @@ def find_live_runs(request: RunDirRequest) -> list[tuple[RunDir, dict[int, Serve
     """Return the folders whose ranks listen for others, newest first: (folder, addresses by rank, data fingerprint)."""
     if not request.run_dir and request.resume != "auto":
         return []
-    rows = [(run_dir, *run_dir.read_members()) for run_dir in request.candidates()]
+    rows = [(run_dir, *read_members(run_dir.path)) for run_dir in request.candidates()]
     return [row for row in rows if row[1]]
 
 

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import torch
 
-from paragan.comm import checkpoint_files
-from paragan.comm.checkpoint_files import CorruptCheckpoint
+from paragan.comm import checkpoint_files, checkpoint_metadata
+from paragan.comm.checkpoint_metadata import CorruptCheckpoint
 from paragan.comm.world import World
 from paragan.config.resolve import run_after_rollbacks, seed_after_rollbacks
 from paragan.config.run import Run
@@ -170,7 +170,7 @@ def find_checkpoint(checkpoints: Checkpoints, run: Run, dataset: Dataset, consol
         UsageError: all are damaged, the newest is of another run or other data, or ranks see different folders.
     """
     world = checkpoints.world
-    paths = checkpoint_files.list_checkpoints(checkpoints.folder)
+    paths = checkpoint_metadata.list_checkpoints(checkpoints.folder)
     loaded: CheckpointView | None = None
 
     def load_newest() -> str:

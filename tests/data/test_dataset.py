@@ -579,8 +579,8 @@ def test_unsupported_files_are_refused_with_the_formats(tmp_path):
     (tmp_path / "noext").write_text("")
     put(tmp_path / "a.png")
     with advises(
-        f"data: {tmp_path / 'a.rar'} has .rar, which is not a supported format. Give `digits`, an .npz, .npy, .zip or "
-        ".h5, .tar shards (shard-*.tar, shard-{000..012}.tar), or a folder: of images"
+        f"data: {tmp_path / 'a.rar'} has .rar, which is not a supported format. Give `digits`, an .npz, .npy, .zip, "
+        ".h5 or .parquet, .tar shards (shard-*.tar, shard-{000..012}.tar), or a folder: of images"
     ):
         load_data(str(tmp_path / "a.rar"), resolution=None)
     assert "(no extension)" in usage_message(tmp_path / "noext")

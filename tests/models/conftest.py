@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from paragan.models.model import init_per_label_model, label_dir, make_model_config, save_model
+from paragan.models.model import init_per_label_model, make_model_config, save_model
+from paragan.models.per_label_layout import label_dir
 from paragan.models.sampler import LabelPrior
 from paragan.nets import DCGAN, BigGAN, Spec
 from paragan.nets.attention import SelfAttention

@@ -16,6 +16,7 @@ from paragan.cli import main
 from paragan.comm.launch_info import LaunchInfo
 from paragan.comm.world import World
 from paragan.config.resolve import resolve
+from paragan.config.run import to_saved_dict
 from paragan.config.validate import validate
 from paragan.core.errors import UsageError
 from paragan.core.schema import from_yaml, to_dict, to_yaml
@@ -355,9 +356,8 @@ def test_a_rejoining_rank_is_accepted_with_the_end_and_the_data_of_the_advice(tm
     images = load_data("digits", resolution=8)
     longer = tiny_run.make_run(f"g.schedule={schedule}", "kimg=2", "evaluation.metrics=[]")
     folder = RunDir(tmp_path)
-    folder.write_run_config(
-        resolve(tiny_run.make_run(f"g.schedule={schedule}", "kimg=1", "evaluation.metrics=[]"), images)
-    )
+    running = resolve(tiny_run.make_run(f"g.schedule={schedule}", "kimg=1", "evaluation.metrics=[]"), images)
+    folder.write_run_config(to_saved_dict(running))
     training = TrainJob(longer, LaunchInfo(), RunDirRequest())
     if schedule == "linear":
         with advises(f"--kimg 2: the learning rates in {tmp_path} fall until 1.0 kimg. Use --kimg 1.0"):

@@ -18,6 +18,7 @@ from paragan.core.jsonl import JsonlFile, read_jsonl
 from paragan.eval.features import pixels
 from paragan.models.model_files import try_read_consistent
 from paragan.train import async_eval
+from paragan.train.best_record import BEST_FOLDER, read_best
 from paragan.train.callbacks import best_model
 from processes import call_command, run_cli, train_args, train_interrupted, train_tiny, usage_error, wait_until
 
@@ -47,7 +48,7 @@ def test_a_follower_writes_the_lines_of_the_run_itself(run, tmp_path):
     ended = run_cli("eval", run, "--follow", *EVAL_ARGS, "--device", "cpu")
     assert ended.status == 0, ended.err
     assert score_lines(run) == score_lines(within)
-    assert best_model.read_best(run) == best_model.read_best(within)
+    assert read_best(run) == read_best(within)
     assert "is complete, 1 models scored by this command" in ended.out
     assert "fd_pixels" in (run / "report.html").read_text()  # which was written before there were scores
 
@@ -191,7 +192,7 @@ def test_the_best_model_is_saved_as_a_model_folder(tmp_path):
     rows = [row for row in read_jsonl(run / "metrics.jsonl") if row["name"] == "fd_pixels"]
     assert len(rows) == 5
     first = min(rows, key=lambda row: row["value"])
-    assert best_model.read_best(run) == {name: first[name] for name in ("name", "value", "kimg", "fingerprint")}
+    assert read_best(run) == {name: first[name] for name in ("name", "value", "kimg", "fingerprint")}
     assert json.loads((run / "best" / "config.json").read_text())["kimg"] == first["kimg"]
     ended = run_cli("sample", run / "best", "--count", "4", "--out", tmp_path / "grid.png")
     assert ended.status == 0, ended.err
@@ -203,7 +204,7 @@ def test_the_best_model_does_not_depend_on_stops(tmp_path):
     straight = train_tiny(tmp_path / "straight", *OFTEN, "--output.best_metric=recall_pixels")
     run = train_interrupted(tmp_path / "run", 5, *OFTEN, "--output.best_metric=recall_pixels")
     assert run_cli(*train_args(run, *OFTEN, "--output.best_metric=recall_pixels")).status == 0
-    assert best_model.read_best(run) == best_model.read_best(straight)
+    assert read_best(run) == read_best(straight)
     weights = [(folder / "best" / "model.safetensors").read_bytes() for folder in (run, straight)]
     assert weights[0] == weights[1]
 
@@ -234,7 +235,7 @@ def test_a_kill_between_two_renames_loses_no_model(tmp_path):
     (tmp_path / best_model.PREVIOUS_FOLDER).mkdir()
     (tmp_path / best_model.PREVIOUS_FOLDER / "config.json").write_text("{}")
     best_model.recover_interrupted_publish(tmp_path)
-    assert (tmp_path / best_model.BEST_FOLDER / "config.json").exists()
+    assert (tmp_path / BEST_FOLDER / "config.json").exists()
     assert not (tmp_path / best_model.PREVIOUS_FOLDER).exists()
 
 

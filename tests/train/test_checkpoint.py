@@ -20,6 +20,7 @@ import tiny_run
 from advice import Case
 from paragan.comm import checkpoint_files
 from paragan.comm.checkpoint_files import merge_ranks
+from paragan.comm.checkpoint_metadata import FORMAT_VERSION
 from paragan.core.errors import RunError
 from paragan.train.checkpoint import Checkpoints, read_checkpoint
 from paragan.train.session import Session
@@ -157,7 +158,7 @@ def test_a_checkpoint_of_another_version_is_read_by_that_version(tmp_path, check
     check_advice(
         Case(
             " ".join(command),
-            f"{path}: checkpoint format 1, and this version of paragan reads format {checkpoint_files.FORMAT_VERSION}. "
+            f"{path}: checkpoint format 1, and this version of paragan reads format {FORMAT_VERSION}. "
             "Use the version that wrote it, or another run folder",
             ("~run-dir --run-dir=NEW/new",),
         )

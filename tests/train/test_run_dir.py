@@ -11,6 +11,7 @@ import pytest
 
 import tiny_run
 from paragan.config.resolve import fill_strategy_defaults
+from paragan.config.run import to_saved_dict
 from paragan.core.schema import to_dict
 from paragan.train.run_dir import RunDir
 from paragan.train.run_dir_selection import RunDirRequest, config_changes, select_shared_run_dir
@@ -181,7 +182,7 @@ def test_a_folder_created_concurrently_is_joined(tmp_path, monkeypatch):
         config = original(run_dir)
         if not path.exists():
             path.mkdir()
-            run_dir.write_run_config(run)
+            run_dir.write_run_config(to_saved_dict(run))
         return config
 
     monkeypatch.setattr(RunDir, "read_run_config", read_run_config)

@@ -11,27 +11,20 @@ from typing import Any
 import numpy as np
 
 from paragan.core.errors import UsageError
-from paragan.data.formats.class_labels import (
-    TWO_LEVELS,
-    ambiguous_labels_error,
-    check_labels,
-    default_class_names,
-    require_label_key,
-)
 from paragan.data.formats.read_span import max_record_bytes, too_long_message
-from paragan.data.formats.sample_label import label_of_value, number_labels
+from paragan.data.formats.table_columns import (
+    choose_image_column,
+    choose_label_column,
+    column_notes,
+    number_label_column,
+)
 from paragan.data.source import DecodeError, LabelChoice
-from paragan.data.storage.filesystem import DirListing, FileSystem, abbreviate, format_error, printable
+from paragan.data.storage.filesystem import DirListing, FileSystem, format_error, printable
 from paragan.data.storage.local import LocalFileSystem
 
 _STATE_FILE = "state.json"
 _INFO_FILE = "dataset_info.json"
 _SPLITS_FILE = "dataset_dict.json"
-_IMAGE_COLUMNS = ("image", "img")  # decide between several columns of images
-_LABEL_COLUMNS = (  # decide between several columns of classes
-    *("label", "labels", "fine_label", "class", "class_name", "category", "cls", "target"),
-)
-_UNTYPED_LABEL_COLUMNS = (*_LABEL_COLUMNS, "class_id", "label_id", "targets", "y", "coarse_label")  # if none has a type
 
 
 class ArrowSource:
@@ -124,14 +117,15 @@ def open_hf_dataset(fs: FileSystem, listing: DirListing, *, labels: LabelChoice 
     table, features = _load_table(root, fs.location)
     if not len(table):
         raise _no_image_error(fs.location)
-    column = _image_column(features, fs.location)
+    kinds = {name: type(feature).__name__ for name, feature in features.items()}
+    column = choose_image_column(kinds, fs.location)
     fingerprint = repr([(name, fs.size(name)) for name in files]).encode() + fs.read(_STATE_FILE)
-    label_column = _label_column(features, labels, fs.location)
-    numbers, classes = _read_labels(table, features, label_column, fs.location) if label_column else (None, ())
-    others = [name for name in features if name not in (column, label_column)]
-    notes = (f"ignored columns: {abbreviate(others, 10)}",) if others else ()
+    label_column = choose_label_column(kinds, labels, fs.location)
+    numbers, classes = None, ()
     if label_column:
-        notes = (f"labels of column {printable(label_column)}", *notes)
+        names = getattr(features[label_column], "names", None)
+        numbers, classes = number_label_column(table.column(label_column), names, label_column, fs.location)
+    notes = column_notes(kinds, column, label_column)
     return ArrowSource(fs.location, table.column(column), numbers, classes, fingerprint, notes)
 
 
@@ -171,74 +165,6 @@ def _load_table(root: Path, location: str) -> tuple[Any, Any]:
         table = dataset.data.table
         table.validate(full=True)  # or a damaged file would be read beyond its end
         return table, dataset.features
-
-
-def _image_column(features: Any, location: str) -> str:
-    columns = [name for name, feature in features.items() if type(feature).__name__ == "Image"]
-    if not columns:
-        raise UsageError(
-            f"data: {location} has no column of images, only {_format_columns(features)}: cast one to datasets.Image()"
-        )
-    if len(columns) == 1:
-        return columns[0]
-    for name in _IMAGE_COLUMNS:
-        if name in columns:
-            return name
-    raise UsageError(
-        f"data: {location} has several columns of images ({_format_columns(features)}): call one of them image"
-    )
-
-
-def _label_column(features: Any, labels: LabelChoice, location: str) -> str | None:
-    """Return the column of class labels: the one that is asked for, else a ClassLabel, else one with a usual name."""
-    if isinstance(labels, str):
-        return require_label_key(list(features), labels, location)
-    if not labels:
-        return None
-    columns = [name for name, feature in features.items() if type(feature).__name__ == "ClassLabel"]
-    if len(columns) == 1:
-        return columns[0]
-    candidates = {name.lower(): name for name in reversed(columns or list(features))}
-    names = _LABEL_COLUMNS if columns else _UNTYPED_LABEL_COLUMNS
-    usual = [candidates[name] for name in names if name in candidates]
-    if columns and not usual:
-        raise ambiguous_labels_error(columns, location)
-    if candidates.keys() >= {*TWO_LEVELS} and candidates.keys().isdisjoint(_LABEL_COLUMNS[:2]):
-        raise ambiguous_labels_error([candidates[name] for name in TWO_LEVELS], location)
-    return usual[0] if usual else None
-
-
-def _read_labels(table: Any, features: Any, column: str, location: str) -> tuple[np.ndarray, tuple[str, ...]]:
-    values = table.column(column)
-    if values.null_count:
-        raise UsageError(
-            f"data: {location}: {values.null_count:,} of {len(values):,} images have no {column}: filter them out, "
-            "or use --data.labels=false"
-        )
-    dtype = str(getattr(features[column], "dtype", ""))
-    names = tuple(getattr(features[column], "names", None) or ())
-    if names or dtype.lstrip("u").startswith("int"):
-        labels = values.to_numpy().astype(np.int64)
-    elif dtype == "bool":
-        labels = values.to_numpy().astype(np.int64)
-        names = ("false", "true")
-    else:
-        parsed = [label_of_value(value) for value in values.to_pylist()]
-        if None in parsed:
-            value = printable(str(values[parsed.index(None)].as_py())[:40])
-            raise UsageError(
-                f"data: {location}: column {column} holds {value!r}, which is no class. Use numbers from 0 on, names "
-                "or one-hot lists, or --data.labels=false"
-            )
-        rows = [f"{column} of row {row}" for row in range(len(parsed))]
-        numbers, names = number_labels(parsed, rows, -1)
-        labels = np.array(numbers, np.int64)
-    check_labels(labels, location, len(names) or None)
-    return labels, tuple(printable(str(name)) for name in names or default_class_names(labels))
-
-
-def _format_columns(features: Any) -> str:
-    return printable(", ".join(f"{name}: {type(feature).__name__}" for name, feature in list(features.items())[:20]))
 
 
 @contextmanager

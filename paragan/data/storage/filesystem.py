@@ -22,6 +22,7 @@ from paragan.data.storage.disk_cache import default_cache_dir
 # Where a record lies: name of the file, first byte, size (None: the whole file), CRC-32 if known.
 ByteRange = tuple[str, int, int | None, int | None]
 
+_HUB_KINDS = ("datasets", "models", "spaces", "buckets")  # of repositories of the Hugging Face hub
 _CREDENTIALS_MASK = "***"  # replaces a user name with a password
 _QUERY_MASK = "?..."  # replaces a query, such as a signature
 _URL = re.compile(r"^[a-z][a-z0-9+.-]+://", re.IGNORECASE)
@@ -124,6 +125,14 @@ class SeekableSource(Protocol):
 def is_url(location: str) -> bool:
     """Return whether a location is an address (https://..., s3://...) rather than a path of this machine."""
     return _URL.match(location) is not None
+
+
+def expand_hub_address(location: str) -> str:
+    """Return the whole address of a data set of the Hugging Face hub: hf://user/name is hf://datasets/user/name."""
+    scheme, mark, path = location.partition("://")
+    if not mark or scheme.lower() != "hf" or path.partition("/")[0] in _HUB_KINDS:
+        return location
+    return f"hf://datasets/{path}"
 
 
 def is_litter(name: str) -> bool:

@@ -22,7 +22,7 @@ from paragan.data.storage.retry import (
 )
 from paragan.data.storage.timeouts import run_in_thread, run_on_loop
 
-_VERSION_KEYS = ("ETag", "etag", "LastModified", "mtime", "modified", "updated", "created")
+_VERSION_KEYS = ("ETag", "etag", "LastModified", "mtime", "modified", "updated", "created", "blob_id")
 
 
 class FsspecBackend:

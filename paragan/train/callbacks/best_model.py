@@ -23,11 +23,11 @@ from paragan.eval.evaluate import Score
 from paragan.eval.features import FeatureSpace
 from paragan.eval.metrics import metric_names
 from paragan.report.scores import score_direction
+from paragan.train.best_record import BEST_FOLDER, read_best
 from paragan.train.callbacks.save import CheckpointCallback
 from paragan.train.loggers.logger import Logger
 from paragan.train.session import Session
 
-BEST_FOLDER = "best"
 STAGING_FOLDER = ".best-new"
 PREVIOUS_FOLDER = ".best-former"
 
@@ -89,15 +89,6 @@ def is_better(score: Score, current_best: dict[str, Any] | None) -> bool:
     if score_direction(score.name) == "higher":
         return score.value > current_best["value"]
     return score.value < current_best["value"]
-
-
-def read_best(folder: Path) -> dict[str, Any] | None:
-    """Return name, value, kimg and fingerprint of the best model in a run folder; None if there is none."""
-    try:
-        best = json.loads((folder / BEST_FOLDER / "config.json").read_text())["best"]
-        return {"name": str(best["name"]), "value": float(best["value"]), **best}
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
 
 
 def create_staging_folder(folder: Path) -> Path:

@@ -29,8 +29,9 @@ from paragan.core.rng import CPU
 from paragan.data.dataset import Dataset
 from paragan.eval.features import FeatureSpace, pixels
 from paragan.models.interpolation import label_embeddings, sample_interpolated, slerp
-from paragan.models.model import Model, label_dir, load_model
+from paragan.models.model import Model, load_model
 from paragan.models.model_files import find_model_dir
+from paragan.models.per_label_layout import label_dir
 from paragan.models.sampler import LatentSource, PerLabelSampler, Sampler, sample_latent
 from paragan.report.embedded_images import evenly_spaced
 from paragan.report.figures import FIGURES_DIR, INDEX_FILE, read_index

@@ -46,7 +46,7 @@ from paragan.train.callbacks.best_model import BestModelTracker, resolve_best_me
 from paragan.train.console import RunConsole
 from paragan.train.loggers.logger import Logger
 from paragan.train.rank_agreement import LOAD_TIMEOUT_S, check_same_data, check_same_versions, on_all_ranks
-from paragan.train.run_dir import scored_data_options
+from paragan.train.saved_run import scored_data_options
 from paragan.train.session import Session, has_crossed_kimg
 
 BLOCK_IMAGES = 64  # images of a forward pass

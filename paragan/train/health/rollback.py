@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from paragan.comm import checkpoint_files
+from paragan.comm import checkpoint_metadata
 from paragan.comm.world import World
 from paragan.config.sections import RollbackOptions
 from paragan.core.errors import Diverged
@@ -45,7 +45,7 @@ def _decide_rollback(run_dir: RunDir, options: RollbackOptions, rollback_request
         append_finding(run_dir.path, finding, kimg, step, ACTION_EXHAUSTED)
         count = f"it went back {len(previous)} times (on_divergence.max_rollbacks)"
         return f"{ACTION_EXHAUSTED}{kimg:g} kimg: {finding.message}; {count}, and it happened again; {finding.advice}"
-    steps = [int(path.name) for path in checkpoint_files.list_checkpoints(run_dir.checkpoints_dir)]
+    steps = [int(path.name) for path in checkpoint_metadata.list_checkpoints(run_dir.checkpoints_dir)]
     to_step = next((saved_step for saved_step in steps if saved_step <= finding.last_good_step), 0)
     number = len(previous) + 1
     settings = {
@@ -68,7 +68,7 @@ def retire_undone_checkpoints(run_dir: RunDir, world: World) -> int:
     """Rename the checkpoints that were undone, and return how often the run went back. All ranks call this."""
     rollbacks = read_rollbacks(run_dir.path) if world.is_main else []
     if rollbacks:
-        for path in checkpoint_files.list_checkpoints(run_dir.checkpoints_dir):
+        for path in checkpoint_metadata.list_checkpoints(run_dir.checkpoints_dir):
             if int(path.name) > rollbacks[-1]["to_step"] and _rollbacks_before(path) < len(rollbacks):
                 path.rename(path.with_name(f"undone{len(rollbacks)}-{path.name}"))
     return int(world.all_gather_str(str(len(rollbacks)))[0])
@@ -77,6 +77,6 @@ def retire_undone_checkpoints(run_dir: RunDir, world: World) -> int:
 def _rollbacks_before(path: Path) -> int:
     """Return how often the run had gone back when a checkpoint was written."""
     try:
-        return int(checkpoint_files.read_metadata(path).get("rollbacks", 0))
-    except checkpoint_files.CorruptCheckpoint:
+        return int(checkpoint_metadata.read_metadata(path).get("rollbacks", 0))
+    except checkpoint_metadata.CorruptCheckpoint:
         return 0

@@ -25,7 +25,8 @@ from paragan.models.model import load_model, weights_bytes
 from paragan.strategies.sync import Sync
 from paragan.train.callbacks.scoring import score
 from paragan.train.console import RunConsole
-from paragan.train.run_dir import load_run, require_run_dir
+from paragan.train.run_dir import require_run_dir
+from paragan.train.saved_run import load_run
 
 COMPARISON_FILE = "merge.json"
 

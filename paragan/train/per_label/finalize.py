@@ -14,7 +14,8 @@ from paragan.core.jsonl import JsonlFile, Row, read_jsonl
 from paragan.core.rng import CPU
 from paragan.data.dataset import Dataset
 from paragan.eval.evaluate import EvalProtocol
-from paragan.models.model import label_dir, load_model
+from paragan.models.model import load_model
+from paragan.models.per_label_layout import label_dir
 from paragan.report.page import write_report
 from paragan.train.callbacks.report_figures import make_final_figures
 from paragan.train.callbacks.sample_images import draw_fakes

@@ -16,7 +16,7 @@ from paragan.core.errors import UsageError
 from paragan.data.dataset import Dataset
 from paragan.eval import classifier
 from paragan.eval.metrics import METRICS
-from paragan.models.model import label_dir
+from paragan.models.per_label_layout import label_dir
 from paragan.optim.optimizers import PlayerOptim
 from paragan.strategies.per_label_wcgan import PerLabel
 

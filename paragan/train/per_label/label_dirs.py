@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 
 from paragan.core.errors import UsageError
-from paragan.models.model import label_dir
+from paragan.models.per_label_layout import label_dir
 from paragan.train.run_dir import RunDir
 
 SEEDS_FILE = Path("labels", "seeds.json")

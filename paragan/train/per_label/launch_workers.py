@@ -24,8 +24,8 @@ from paragan.models.sampler import LabelPrior
 from paragan.train.callbacks.sample_images import draw_reals
 from paragan.train.console import RunConsole
 from paragan.train.per_label.jobs import describe_jobs, describe_rare_labels, make_jobs
-from paragan.train.per_label.lease_queue import LeaseQueue
-from paragan.train.per_label.worker import FINALIZE_JOB, LabelWorker, has_spent_budget
+from paragan.train.per_label.lease_queue import FINALIZE_JOB, LeaseQueue
+from paragan.train.per_label.worker import LabelWorker, has_spent_budget
 from paragan.train.prepare import prepare_on_all_ranks
 from paragan.train.rank_agreement import check_shared_storage, on_all_ranks
 from paragan.train.run_dir import RunDir
@@ -176,4 +176,4 @@ def _update_budget(run_dir: RunDir, run: Run) -> None:
                 f"{name}={now}: {run_dir.path} is being trained by {entry.worker} with {name}={before}. Use that, or "
                 "stop the others first"
             )
-    run_dir.write_run_config(run)
+    run_dir.write_run_config(to_saved_dict(run))

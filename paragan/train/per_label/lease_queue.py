@@ -30,6 +30,7 @@ ENTRY_FILE_PATTERN = re.compile(r"(.+)\.(\d+)\.json")
 FINAL_STATES = ("free", "done", "failed")
 NUMERIC_FIELDS = ("images", "seconds", "from", "attempts")  # of the metadata
 HEARTBEATS_PER_LEASE = 6
+FINALIZE_JOB = "all"  # the last job: what belongs to all labels together
 
 
 @dataclass(frozen=True)

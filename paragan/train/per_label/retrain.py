@@ -10,13 +10,15 @@ from typing import Any
 from paragan.config.run import Run
 from paragan.core.atomic_write import atomic_write_bytes
 from paragan.core.errors import UsageError
-from paragan.models.model import install_label_model, label_dir, load_model, parse_labels
+from paragan.models.model import install_label_model, load_model, parse_labels
 from paragan.models.model_files import find_model_dir
+from paragan.models.per_label_layout import label_dir
 from paragan.models.sampler import Sampler
 from paragan.nets import Spec
 from paragan.train.per_label.label_dirs import SEEDS_FILE, find_label_dir, label_seed, read_label_seeds
 from paragan.train.per_label.lease_queue import LeaseEntry, LeaseQueue
-from paragan.train.run_dir import load_run, require_run_dir
+from paragan.train.run_dir import require_run_dir
+from paragan.train.saved_run import load_run
 
 _NEXT_STEP = "repeat the command that trained it to continue, and to score all labels again (--run-dir {})"
 

@@ -1,9 +1,11 @@
-"""Describe what a run is doing, or each of its labels: read from its folder, without locking it (`paragan status`)."""
+"""Describe what a run is doing, or each of its labels: read from its folder, without locking it (`paragan status`).
+
+Needs no torch.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import secrets
 import time
@@ -11,16 +13,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from paragan.config.run import Run
+from paragan.core.folder_lock import lock_owner
 from paragan.core.jsonl import Row, format_scores, is_number, newest_scores, read_jsonl
-from paragan.core.schema import from_dict, read_yaml
-from paragan.models.model_files import read_model_config
-from paragan.strategies.per_label_wcgan import PER_LABEL_NAMES
-from paragan.train.callbacks.best_model import read_best
+from paragan.core.schema import read_yaml
+from paragan.report.labels import read_class_names_and_counts
+from paragan.train.best_record import read_best
 from paragan.train.per_label.label_dirs import leased_label_dir
-from paragan.train.per_label.lease_queue import LeaseEntry, LeaseQueue, is_process_gone
-from paragan.train.per_label.worker import FINALIZE_JOB
-from paragan.train.run_dir import RunDir, require_run_dir, wrap_run_errors
+from paragan.train.per_label.lease_queue import FINALIZE_JOB, LeaseEntry, LeaseQueue, is_process_gone
+from paragan.train.run_dir import RunDir, require_run_dir
 
 COLUMNS = ("label", "class", "images", "state", "kimg", "minutes", "worker", "scores")
 
@@ -36,20 +36,18 @@ def format_status(path: Path, name: str) -> str:
     """
     folder = require_run_dir(path)
     record = read_yaml(folder / "run.yaml")
-    if str(record.get("strategy", {}).get("name")) in PER_LABEL_NAMES:
-        # without nets and objective, which may need the user's own code
-        known = {name: part for name, part in record.items() if name not in ("nets", "objective")}
-        with wrap_run_errors(folder):
-            run = from_dict(Run, known)
-        return "\n".join(_format_labels(folder, run, name))
-    return _format_run(RunDir(folder), float(record.get("kimg", 0)), name)
+    kimg = float(record.get("kimg", 0))
+    strategy = record.get("strategy")
+    if isinstance(strategy, Mapping) and is_number(strategy.get("lease_s")):  # of a per-label run alone
+        return "\n".join(_format_labels(folder, kimg, float(strategy["lease_s"]), name))
+    return _format_run(RunDir(folder), kimg, name)
 
 
 def _format_run(run_dir: RunDir, kimg: float, name: str) -> str:
     rows = _read_stats(run_dir.path)
     saved_kimg = run_dir.trained_images / 1000
     current_kimg = max(float(rows[-1]["Progress/kimg"]) if rows else 0.0, saved_kimg)  # it may be between two lines
-    owner = _lock_owner(run_dir)
+    owner = _owner(run_dir.path)
     if owner:
         state = f"trained by {owner}"
     elif saved_kimg >= round(kimg, 6):
@@ -80,32 +78,22 @@ def _format_best_and_findings(folder: Path) -> str:
     return text
 
 
-def _lock_owner(run_dir: RunDir) -> str:
+def _owner(folder: Path) -> str:
     """Return who is writing in a folder; "" if no process is. A copy from an object store has owner.json instead."""
     with contextlib.suppress(OSError, ValueError):
-        owner = json.loads((run_dir.path / "owner.json").read_text()).get("owner")
+        owner = json.loads((folder / "owner.json").read_text()).get("owner")
         return f"{owner} (if it is alive)" if owner else ""
-    try:
-        with (run_dir.path / ".lock").open("r") as lock:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        return ""
-    except FileNotFoundError:
-        return ""
-    except OSError:
-        return run_dir.lock_owner()
+    return lock_owner(folder)
 
 
-def _format_labels(folder: Path, run: Run, run_name: str) -> Iterator[str]:
+def _format_labels(folder: Path, total_kimg: float, lease_s: float, run_name: str) -> Iterator[str]:
     """Yield a table with a line for each label, and a summary."""
-    assert run.per_label is not None
-    config = read_model_config(folder / "model")
-    names = [str(name) for name in config["classes"]]
-    counts = [int(count) for count in config["images"]]
-    entries = LeaseQueue(folder / "queue", run.per_label.lease_s).entries()
+    names, counts = read_class_names_and_counts(folder)
+    entries = LeaseQueue(folder / "queue", lease_s).entries()
     now = _folder_time(folder)
     rows = [
-        _format_label_row(folder, label, name, counts[label], entries.get(f"{label:04d}"), now, run.per_label.lease_s)
-        for label, name in enumerate(names)
+        _format_label_row(folder, label, name, count, entries.get(f"{label:04d}"), now, lease_s)
+        for label, (name, count) in enumerate(zip(names, counts))
     ]
     widths = [max(len(row[column]) for row in (COLUMNS, *rows)) for column in range(len(COLUMNS))]
     for row in (COLUMNS, *rows):
@@ -114,7 +102,8 @@ def _format_labels(folder: Path, run: Run, run_name: str) -> Iterator[str]:
     counted = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(sorted(states)))
     minutes = sum(float(row[5] or 0) for row in rows)
     kimg = sum(float(row[4]) for row in rows)
-    yield f"{run_name}: {len(rows)} labels, {counted}; {kimg:g} of {run.kimg:g} kimg, {minutes:.3g} minutes of training"
+    progress = f"{kimg:g} of {total_kimg:g} kimg, {minutes:.3g} minutes of training"
+    yield f"{run_name}: {len(rows)} labels, {counted}; {progress}"
     scores = _format_scores(folder)
     if scores:
         lease_numbers = {job: entry.lease_number for job, entry in entries.items() if job != FINALIZE_JOB}

@@ -23,23 +23,23 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from paragan.comm.world import World
-from paragan.config.run import Run
+from paragan.config.run import Run, to_saved_dict
 from paragan.core.errors import Diverged, Interrupted, RunError, UsageError
 from paragan.core.jsonl import newest_values, read_jsonl
 from paragan.data.dataset import Dataset
-from paragan.models.model import install_label_model, label_dir
+from paragan.models.model import install_label_model
+from paragan.models.per_label_layout import label_dir
 from paragan.train.console import RunConsole
 from paragan.train.per_label import finalize
 from paragan.train.per_label.jobs import Job
 from paragan.train.per_label.label_dirs import find_label_dir, label_seed, leased_label_dir
-from paragan.train.per_label.lease_queue import Lease, LeaseEntry, LeaseQueue
+from paragan.train.per_label.lease_queue import FINALIZE_JOB, Lease, LeaseEntry, LeaseQueue
 from paragan.train.run_dir import RunDir
 from paragan.train.session import Callback, Session, callbacks_due
 from paragan.train.trainer import ExplainFn, train_in_dir
 
 POLL_S = 1.0
 MAX_ATTEMPTS = 5  # workers that may die in a label, one after the other, without a new checkpoint
-FINALIZE_JOB = "all"  # the last job: what belongs to all labels together
 NO_MORE_JOBS = "end"
 LEASE_LOST_MESSAGE = "this worker was silent for too long and another took over, or its file in the queue is gone"
 
@@ -280,7 +280,7 @@ class LabelWorker:
         run = self.with_original_start(job, run_dir)
         dataset = self.dataset.only_class(job.label)
         if self.world.is_main:
-            run_dir.write_run_config(run)
+            run_dir.write_run_config(to_saved_dict(run))
         callbacks: list[Callback] = [LeaseFence(self.lease)] if self.lease else []
         callbacks.append(TimeBudget(job.max_seconds, self.console))
         session, late_signal = train_in_dir(run_dir, run, self.world, dataset, self.console, callbacks, self.explain)

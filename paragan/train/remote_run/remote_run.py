@@ -15,7 +15,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from paragan.comm.checkpoint_files import list_checkpoints, rank_filename
+from paragan.comm.checkpoint_files import rank_filename
+from paragan.comm.checkpoint_metadata import list_checkpoints
 from paragan.comm.process_group import CommunicationError
 from paragan.comm.world import World
 from paragan.core.atomic_write import atomic_write_bytes

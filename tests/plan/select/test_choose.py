@@ -171,7 +171,7 @@ def test_an_auto_run_is_resumed(tmp_path):
     folder.mkdir()
     from paragan.train.run_dir import RunDir
 
-    RunDir(folder).write_run_config(started_at("gossip+int8", 4))
+    RunDir(folder).write_run_config(to_saved_dict(started_at("gossip+int8", 4)))
     result = previous_auto_run(RunDirRequest(run_dir=folder), auto())
     assert result is not None
     assert result.strategy.wire.name == "int8"

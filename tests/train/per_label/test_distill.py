@@ -17,7 +17,8 @@ from advice import Case
 from paragan.core.jsonl import read_jsonl
 from paragan.core.rng import CPU
 from paragan.core.schema import read_yaml, to_dict
-from paragan.models.model import init_per_label_model, label_dir, load_model, make_model_config, save_model
+from paragan.models.model import init_per_label_model, load_model, make_model_config, save_model
+from paragan.models.per_label_layout import label_dir
 from paragan.models.sampler import LabelPrior
 from paragan.nets import DCGAN, Spec
 from paragan.train.build import make_teacher

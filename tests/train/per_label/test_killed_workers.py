@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 from paragan.core.jsonl import read_jsonl
-from paragan.models.model import label_dir, load_model
+from paragan.models.model import load_model
+from paragan.models.per_label_layout import label_dir
 from processes import CliProcess, CliProcesses, final_tensors, logged_steps, train_args, wait_until
 
 pytestmark = [pytest.mark.kill, pytest.mark.timeout(900 if "PARAGAN_SOAK" in os.environ else 300)]

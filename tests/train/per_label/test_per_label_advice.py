@@ -18,6 +18,7 @@ import pytest
 import tiny_run
 from advice import Case, advises
 from paragan.comm.world import World
+from paragan.config.run import to_saved_dict
 from paragan.core.schema import read_yaml
 from paragan.train import trainer
 from paragan.train.console import RunConsole
@@ -72,7 +73,7 @@ def test_a_budget_is_that_of_the_others_or_they_are_stopped_as_advised(tmp_path)
     folder = RunDir(tmp_path / "run")
     folder.path.mkdir()
     run = tiny_run.make_run("strategy=per-label", "kimg=1")
-    folder.write_run_config(run)
+    folder.write_run_config(to_saved_dict(run))
     lease = LeaseQueue(folder.path / "queue", 60.0).acquire("0000", 0, {})
     assert lease
     with advises("with kimg=1.0. Use that, or stop the others first") as refusal:

@@ -1,0 +1,72 @@
+"""The lock of a folder: one process at a time writes there. The system gives it back when the process ends."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import time
+from pathlib import Path
+from typing import TextIO
+
+LOCK_FILE = ".lock"
+ATTEMPTS = 5  # `lock_owner` in another process holds a lock for an instant
+ATTEMPT_INTERVAL_S = 0.01
+
+
+class FolderLock:
+    """The lock of a folder, as one process sees it."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self._file: TextIO | None = None
+
+    def acquire(self) -> bool:
+        """Own the folder until this process ends, and make it if it does not exist. Return False if another does."""
+        if self._file:
+            return True
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._file = (self.folder / LOCK_FILE).open("a+")
+        if not _lock(self._file):
+            self.release()
+            return False
+        self._file.truncate(0)
+        self._file.write(f"process {os.getpid()} on {socket.gethostname()}")
+        self._file.flush()
+        return True
+
+    def release(self) -> None:
+        """Give the lock back, if this process holds it."""
+        if self._file:
+            self._file.close()
+        self._file = None
+
+
+def _lock(file: TextIO) -> bool:
+    for attempt in range(ATTEMPTS):
+        if attempt:
+            time.sleep(ATTEMPT_INTERVAL_S)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except OSError:
+            continue
+    return False
+
+
+def lock_owner(folder: Path) -> str:
+    """Return who holds the lock of a folder ("process 4711 on gpu07"), or "" if no process does."""
+    path = folder / LOCK_FILE
+    try:
+        with path.open("r") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return ""
+    except FileNotFoundError:
+        return ""
+    except OSError:
+        return read_lock_owner(folder)
+
+
+def read_lock_owner(folder: Path) -> str:
+    """Return the last process that held the lock of a folder, for messages."""
+    return (folder / LOCK_FILE).read_text() or "another process"

@@ -1,0 +1,18 @@
+"""What is known about the best model of a run, without loading it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+BEST_FOLDER = "best"
+
+
+def read_best(folder: Path) -> dict[str, Any] | None:
+    """Return name, value, kimg and fingerprint of the best model in a run folder; None if there is none."""
+    try:
+        best = json.loads((folder / BEST_FOLDER / "config.json").read_text())["best"]
+        return {"name": str(best["name"]), "value": float(best["value"]), **best}
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

@@ -1,0 +1,50 @@
+"""The web application of `paragan watch`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from werkzeug.exceptions import SecurityError
+from werkzeug.wrappers import Request, Response
+
+from paragan.core.errors import UsageError
+from paragan.watch.pages import LivePages
+
+if TYPE_CHECKING:
+    from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
+
+
+def create_watch_app(pages: LivePages, allowed_hosts: Sequence[str] | None = None) -> WSGIApplication:
+    """Return the WSGI application that answers with pages.
+
+    allowed_hosts: the only host names that requests may use (None: any).
+    """
+
+    def app(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        request = Request(environ)
+        request.trusted_hosts = list(allowed_hosts) if allowed_hosts is not None else None
+        return _answer(request, pages)(environ, start_response)
+
+    return app
+
+
+def _answer(request: Request, pages: LivePages) -> Any:
+    try:
+        _ = request.host  # raises SecurityError unless it is trusted
+    except SecurityError:
+        return Response("this name is not the server's\n", 400)
+    if request.method not in ("GET", "HEAD"):
+        return Response("only GET\n", 405, {"Allow": "GET, HEAD"})
+    if request.path == "/" and pages.start != "/":
+        return Response("", 302, {"Location": pages.start})
+    try:
+        page = pages.get(request.path)
+    except UsageError as error:
+        return Response(f"{error}\n", 503)
+    if page is None:
+        return Response(f"there is no page {request.path}; the runs are at /\n", 404)
+    headers = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+    response = Response(page.html, 200, headers, mimetype="text/html")
+    response.set_etag(page.tag)
+    return response.make_conditional(request)

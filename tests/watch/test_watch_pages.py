@@ -1,0 +1,362 @@
+"""The pages of `paragan watch`: what they show, when they are rendered again, and what is refused."""
+
+import html
+import json
+import multiprocessing as mp
+import re
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+
+import numpy as np
+import pytest
+from PIL import Image
+from werkzeug.test import Client
+
+from browser import Browser
+from paragan.core.errors import UsageError
+from paragan.core.folder_lock import FolderLock
+from paragan.report.run_data import read_run_data
+from paragan.watch import pages as watch_pages
+from paragan.watch.application import create_watch_app
+from paragan.watch.pages import LivePages
+from paragan.watch.run_state import read_state
+from processes import usage_error
+
+FORK = mp.get_context("fork")
+SIZES = {"phone": (390, 844), "desktop": (1280, 900)}
+
+
+def append_tick(folder, kimg, **more):
+    row = {
+        "Progress/kimg": kimg,
+        "Progress/step": 10 * kimg,
+        "Loss/G/loss": 1.0 + kimg % 3,
+        "Loss/D/loss": 1.5,
+        "Timing/sec_per_kimg": 0.5,
+        "Timing/img_per_sec": 2000,
+        "Timing/total_s": kimg / 2,
+        **more,
+    }
+    with (folder / "stats.jsonl").open("a") as file:
+        file.write(json.dumps(row) + "\n")
+
+
+def write_grid(folder, kimg):
+    pixels = np.random.default_rng(kimg).integers(0, 256, (40, 40), np.uint8)
+    Image.fromarray(pixels).save(folder / f"fakes{kimg:06d}.png")
+
+
+def make_run(folder, kimg=40, ticks=3):
+    folder.mkdir(parents=True)
+    (folder / "run.yaml").write_text(f"recipe: digits\nkimg: {kimg}\nstrategy: {{name: gossip}}\nbatch: 64\n")
+    for tick in range(1, ticks + 1):
+        append_tick(folder, tick)
+    write_grid(folder, 0)
+    return folder
+
+
+@pytest.fixture
+def always_fresh(monkeypatch):
+    monkeypatch.setattr(watch_pages, "IDLE_PER_RENDERING", 0.0)
+
+
+@pytest.fixture
+def held():
+    """Return a function that lets another process lock a folder until the test ends."""
+    ends = []
+
+    def hold(folder):
+        here, there = FORK.Pipe()
+        end = FORK.Event()
+
+        def run():
+            lock = FolderLock(folder)
+            there.send(lock.acquire())
+            end.wait(120)
+
+        process = FORK.Process(target=run)
+        process.start()
+        assert here.recv()
+        ends.append((process, end))
+        return process
+
+    yield hold
+    for process, end in ends:
+        end.set()
+        process.join()
+
+
+def client(*folders):
+    return Client(create_watch_app(LivePages(folders), ["localhost"]))
+
+
+def text_of(response):
+    body = re.sub(r"<(script|style)>.*?</\1>", " ", response.text, flags=re.DOTALL)
+    return " ".join(html.unescape(re.sub(r"<[^>]+>", " ", body)).split())
+
+
+def test_the_state_of_a_run(tmp_path, held):
+    folder = make_run(tmp_path / "run")
+    assert read_state(read_run_data(folder)).to_line() == "stopped"
+    process = held(folder)
+    line = read_state(read_run_data(folder)).to_line()
+    assert re.fullmatch(rf"training by process {process.pid} on \S+, 2,000 images/s, 18.5 s left", line)
+    append_tick(folder, 40)
+    assert read_state(read_run_data(folder)).remaining_s == 0
+    assert read_state(read_run_data(make_run(tmp_path / "done", kimg=3))).word == "finished"
+    assert read_state(read_run_data(make_run(tmp_path / "new", ticks=0))).word == "no ticks yet"
+
+
+def test_the_time_left_is_that_of_the_last_ticks(tmp_path, held):
+    folder = make_run(tmp_path / "run", ticks=0)
+    held(folder)
+    assert read_state(read_run_data(folder)).remaining_s is None
+    for tick in range(1, 31):
+        append_tick(folder, tick, **{"Timing/sec_per_kimg": 9.0 if tick <= 20 else 2.0})
+    state = read_state(read_run_data(folder))
+    assert (state.img_per_s, state.remaining_s) == (500, 20)
+
+
+def test_the_workers_of_labels_train(tmp_path):
+    folder = make_run(tmp_path / "run", ticks=0)
+    (folder / "run.yaml").write_text("recipe: digits\nkimg: 40\nstrategy: {name: per-label, lease_s: 60}\n")
+    make_run(folder / "labels" / "0003.1")
+    (folder / "queue").mkdir()
+    entry = {"state": "held", "worker": "gpu07 process 4711", "metadata": {}}
+    (folder / "queue" / "0003.1.json").write_text(json.dumps(entry))
+    assert read_state(read_run_data(folder)).owner == "gpu07 process 4711"
+    response = client(folder).get("/runs/run/")
+    assert "labels/0003.1/" in re.findall(r'href="([^"]+)"', response.text)
+    assert client(folder).get("/runs/run/labels/0003.1/").status_code == 200
+    assert client(folder).get("/runs/run/labels/0004/").status_code == 404
+
+
+def test_one_run(tmp_path, always_fresh):
+    folder = make_run(tmp_path / "my run")
+    browser = client(folder)
+    redirect = browser.get("/")
+    assert (redirect.status_code, redirect.headers["Location"]) == (302, "/runs/my%20run/")
+    first = browser.get("/runs/my%20run/")
+    assert "stopped" in text_of(first)
+    assert "Loss" in text_of(first)
+    assert "connect-src 'self'" in first.text
+    assert "all runs" not in text_of(first)
+    tag = first.headers["ETag"]
+    assert f"var tag = '{tag}'" in first.text
+    unchanged = browser.get("/runs/my%20run/", headers={"If-None-Match": tag})
+    assert (unchanged.status_code, unchanged.data) == (304, b"")
+    append_tick(folder, 4)
+    changed = browser.get("/runs/my%20run/", headers={"If-None-Match": tag})
+    assert changed.status_code == 200
+    assert changed.headers["ETag"] != tag
+    assert browser.head("/runs/my%20run/").data == b""
+
+
+@pytest.mark.parametrize("change", ["grid", "finding", "score", "owner", "lost rank"])
+def test_a_page_changes_with_its_run(tmp_path, always_fresh, held, change):
+    folder = make_run(tmp_path / "run")
+    browser = client(folder)
+    tag = browser.get("/runs/run/").headers["ETag"]
+    if change == "grid":
+        write_grid(folder, 3)
+        words = "at 3 kimg"
+    elif change == "finding":
+        row = {"kimg": 2, "kind": "collapse", "message": "all samples are equal", "action": "warned"}
+        (folder / "health.jsonl").write_text(json.dumps(row) + "\n")
+        words = "all samples are equal"
+    elif change == "score":
+        row = {"name": "fd_pixels", "value": 7.5, "kimg": 3, "protocol": {}, "fingerprint": "a"}
+        (folder / "metrics.jsonl").write_text(json.dumps(row) + "\n")
+        words = "7.5 at 3 kimg"
+    elif change == "lost rank":
+        row = {"kimg": 2, "step": 20, "members": [0, 1, 3], "lost": [2], "joined": []}
+        (folder / "members.jsonl").write_text(json.dumps(row) + "\n")
+        words = "Ranks that were lost and that joined kimg lost joined members since then 2 2 0, 1, 3"
+    else:
+        words = f"training by process {held(folder).pid}"
+    response = browser.get("/runs/run/", headers={"If-None-Match": tag})
+    assert response.status_code == 200
+    assert words in text_of(response)
+
+
+def test_pages_are_not_rendered_more_often_than_training_can_bear(tmp_path, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(watch_pages.time, "monotonic", lambda: now[0])
+    original = watch_pages.render_run
+
+    def render_in_two_seconds(*arguments):
+        now[0] += 2
+        return original(*arguments)
+
+    monkeypatch.setattr(watch_pages, "render_run", render_in_two_seconds)
+    folder = make_run(tmp_path / "run")
+    pages = LivePages([folder])
+    first = pages.get("/runs/run/")
+    append_tick(folder, 4)
+    now[0] += 37
+    assert pages.get("/runs/run/") is first
+    now[0] += 2
+    assert pages.get("/runs/run/").tag != first.tag
+
+
+def test_a_folder_of_runs(tmp_path, always_fresh, held):
+    browser = client(tmp_path)
+    assert "No runs yet" in text_of(browser.get("/"))
+    make_run(tmp_path / "a")
+    b = make_run(tmp_path / "group" / "b", kimg=3)
+    row = {"name": "fd_pixels", "value": 7.5, "kimg": 3, "protocol": {}, "fingerprint": "a"}
+    (b / "metrics.jsonl").write_text(json.dumps(row) + "\n")
+    response = browser.get("/")
+    assert re.findall(r'class="run"><a href="([^"]+)"', response.text) == ["/runs/group/b/", "/runs/a/"]
+    assert "fd_pixels 7.5" in text_of(response)
+    assert "2 runs, 0 of them training" in text_of(response)
+    assert "finished" in text_of(response)
+    assert "all runs" in text_of(browser.get("/runs/group/b/"))
+    held(tmp_path / "a")
+    assert "2 runs, 1 of them training" in text_of(browser.get("/"))
+    assert "18.5 s" in text_of(browser.get("/"))
+
+
+def test_folders_of_one_name_are_told_apart(tmp_path):
+    first, second = make_run(tmp_path / "x" / "run"), make_run(tmp_path / "y" / "run")
+    runs = LivePages([first, second, second]).find_runs()
+    assert set(runs.values()) == {first, second}
+    assert set(runs) == {"run", str(second)[1:]}
+
+
+def test_a_run_that_cannot_be_read(tmp_path, always_fresh):
+    make_run(tmp_path / "good")
+    bad = make_run(tmp_path / "bad")
+    (bad / "stats.jsonl").write_text("[1]\n{}\n")
+    browser = client(tmp_path)
+    assert re.findall(r'class="run"><a href="([^"]+)"', browser.get("/").text) == ["/runs/good/"]
+    response = browser.get("/runs/bad/")
+    assert (response.status_code, "stats.jsonl" in response.text) == (503, True)
+    (bad / "stats.jsonl").unlink()
+    assert browser.get("/runs/bad/").status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/runs/", "/runs/../run/", "/runs/%2e%2e/run/", "/etc/passwd", "/runs/no/", "/x"])
+def test_other_paths_are_no_pages(tmp_path, path):
+    make_run(tmp_path / "runs" / "run")
+    response = client(tmp_path / "runs").get(path)
+    assert response.status_code == 404
+    assert "the runs are at /" in response.text
+
+
+def test_only_requests_to_this_server_are_answered(tmp_path):
+    browser = client(make_run(tmp_path / "run"))
+    assert browser.get("/", base_url="http://elsewhere.example").status_code == 400
+    assert browser.post("/").status_code == 405
+    assert Client(create_watch_app(LivePages([tmp_path]))).get("/", base_url="http://gpu07:6007").status_code == 200
+
+
+def test_the_command_serves_until_interrupted(tmp_path):
+    make_run(tmp_path / "run")
+    line = [sys.executable, "-m", "paragan", "watch", str(tmp_path), "--port=0"]
+    with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            address = process.stdout.readline().split()[0]
+            with urllib.request.urlopen(address, timeout=250) as response:
+                assert b"/runs/run/" in response.read()
+            with pytest.raises(urllib.error.HTTPError, match="404"):
+                urllib.request.urlopen(f"{address}/runs/no/", timeout=250)
+        finally:
+            process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 0
+        assert process.stderr.read() == ""
+
+
+BAD = {
+    "nowhere": ["FOLDER nowhere: does not exist", "`paragan train`"],
+    "{file}": ["is a file, not a folder"],
+    "s3://bucket/runs": ["FOLDER s3://bucket/runs: is in an object store", "`paragan report s3://bucket/runs`"],
+    "{folder} --port 99999": ["--port 99999: out of range", "0 to 65535"],
+    "{folder} --port=0 --host 192.0.2.1": ["--host 192.0.2.1: is no address of this machine"],
+    "{folder} --interval 3": ["--interval"],
+    "": ["FOLDER"],
+}
+
+
+@pytest.mark.parametrize("line", BAD)
+def test_bad_input_is_one_line(tmp_path, line):
+    (tmp_path / "file").touch()
+    message = usage_error("watch", *line.format(file=tmp_path / "file", folder=tmp_path).split())
+    assert all(words in message for words in BAD[line]), message
+
+
+def test_the_pages_are_made_without_torch(tmp_path):
+    make_run(tmp_path / "run")
+    code = (
+        "import sys; from pathlib import Path; from paragan.watch.pages import LivePages; import paragan.cli.main; "
+        "pages = LivePages([Path(sys.argv[1])]); assert pages.get('/') and pages.get('/runs/run/'); "
+        "sys.exit('torch' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, timeout=120)
+
+
+def test_unreadable_runs_raise_usage_errors(tmp_path):
+    folder = make_run(tmp_path / "run")
+    (folder / "run.yaml").write_text("a: 1\n")
+    with pytest.raises(UsageError, match="recipe is missing"):
+        LivePages([folder]).get("/runs/run/")
+
+
+@pytest.fixture
+def served(tmp_path, monkeypatch, always_fresh):
+    """The address of a server of the runs in a folder, whose pages are refreshed at once."""
+    import threading
+
+    from werkzeug.serving import make_server
+
+    monkeypatch.setattr(watch_pages, "INTERVAL_S", 0.05)
+    server = make_server("127.0.0.1", 0, create_watch_app(LivePages([tmp_path]), ["127.0.0.1"]), threaded=True)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("size", SIZES)
+def test_a_page_refreshes_itself(tmp_path, served, size):
+    address = served
+    folder = make_run(tmp_path / "run")
+    for kimg in (1, 2):
+        write_grid(folder, kimg)
+    with Browser() as browser:
+        tab = browser.open(f"{address}/runs/run/", *SIZES[size], site=address)
+        assert tab.evaluate("document.querySelector('dl.key dd').innerText.startsWith('3')")
+        tab.evaluate("document.querySelectorAll('details')[0].open = true")
+        tab.evaluate("document.getElementById('when').value = 1")
+        append_tick(folder, 7)
+        write_grid(folder, 7)
+        tab.wait_until("document.querySelector('dl.key dd').innerText.startsWith('7')")
+        assert tab.evaluate("document.querySelectorAll('details')[0].open")
+        assert not tab.evaluate("document.querySelectorAll('details')[1].open")
+        assert tab.evaluate("document.getElementById('when').value") == "1"
+        assert tab.evaluate("document.getElementById('when').max") == "3"
+        assert tab.evaluate("document.querySelector('#fakes .on').innerText.includes('at 1 kimg')")
+        assert tab.evaluate("document.getElementById('connection').innerText") == "live"
+        assert tab.evaluate("Math.max(document.documentElement.scrollWidth, innerWidth)") == tab.width
+        assert tab.console_messages == []
+        assert tab.requests == []
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("size", SIZES)
+def test_the_page_of_all_runs_refreshes_itself(tmp_path, served, size):
+    address = served
+    with Browser() as browser:
+        tab = browser.open(f"{address}/", *SIZES[size], site=address)
+        assert tab.evaluate("document.body.innerText.includes('No runs yet')")
+        make_run(tmp_path / "run")
+        tab.wait_until("!!document.querySelector('td.run a')")
+        assert tab.evaluate("Math.max(document.documentElement.scrollWidth, innerWidth)") == tab.width
+        assert tab.console_messages == []
+        assert tab.requests == []
