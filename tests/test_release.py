@@ -13,6 +13,7 @@ import pytest
 from benchmarks.lib.document import ROOT
 from paragan.core.version import __version__
 from processes import free_port, wait_until
+from servers import is_listening
 
 USER = ("-c", "user.name=a", "-c", "user.email=a@example.com")
 
@@ -56,7 +57,9 @@ def test_a_release_is_built_published_and_installed(checkout, tmp_path):
             files = [str(checkout / "dist" / name) for name in archives]
             login = ("-u", "a", "-p", "a", "--non-interactive", "--disable-progress-bar")
             upload = [sys.executable, "-m", "twine", "upload", "--repository-url", address, *login, *files]
-            wait_until(lambda: run(*upload, "--skip-existing", cwd=tmp_path).returncode == 0)
+            wait_until(lambda: is_listening(port), 60, "the index answers")
+            uploaded = run(*upload, cwd=tmp_path)
+            assert uploaded.returncode == 0, uploaded.stdout + uploaded.stderr
             target = tmp_path / "site"
             install = ("install", "--no-deps", "--no-cache-dir", "--index-url", f"{address}/simple/")
             pip = [sys.executable, "-m", "pip", *install, f"--target={target}", f"paragan=={__version__}"]

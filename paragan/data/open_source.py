@@ -33,6 +33,7 @@ from paragan.data.formats.webdataset import is_shard_pattern, list_shards, open_
 from paragan.data.formats.zip_archive import ZipArchive, open_zip
 from paragan.data.source import IMAGE_FORMATS, DecodeError, LabelChoice, NoImagesError, Source
 from paragan.data.storage.filesystem import (
+    DirListing,
     FileSystem,
     RemoteOptions,
     abbreviate,
@@ -206,6 +207,14 @@ def _open_folder(fs: FileSystem, location: str, opening: Opening, outer: tuple[O
             note = f"ignored files beside {printable(folder)} ({len(ignored):,}): "
             source.notes = (*source.notes, note + format_extensions(ignored))
         return source
+    return _open_images_or_records(fs, listing, opening, outer)
+
+
+def _open_images_or_records(
+    fs: FileSystem, listing: DirListing, opening: Opening, outer: tuple[OuterFolder, ...]
+) -> Source:
+    """Open a folder of files: images, or records if a field was named or there is no image."""
+    labels = opening.labels
     try:
         if not opening.records.field:
             return open_image_folder(fs, listing, labels=labels, outer=outer)

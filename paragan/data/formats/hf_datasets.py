@@ -121,7 +121,8 @@ def open_hf_dataset(fs: FileSystem, listing: DirListing, *, labels: LabelChoice 
     column = choose_image_column(kinds, fs.location)
     fingerprint = repr([(name, fs.size(name)) for name in files]).encode() + fs.read(_STATE_FILE)
     label_column = choose_label_column(kinds, labels, fs.location)
-    numbers, classes = None, ()
+    numbers: np.ndarray | None = None
+    classes: tuple[str, ...] = ()
     if label_column:
         names = getattr(features[label_column], "names", None)
         numbers, classes = number_label_column(table.column(label_column), names, label_column, fs.location)

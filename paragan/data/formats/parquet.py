@@ -160,9 +160,6 @@ class _RangeReader(io.RawIOBase):
         self._position = max(0, offset + (0, self._position, self._size)[whence])
         return self._position
 
-    def tell(self) -> int:
-        return self._position
-
     def read(self, size: int = -1) -> bytes:  # pyright: ignore[reportIncompatibleMethodOverride]
         end = self._size if size < 0 else min(self._position + size, self._size)
         data = self._fs.read(self._name, self._position, end - self._position) if end > self._position else b""
@@ -246,7 +243,7 @@ def _read_footer(fs: FileSystem, name: str) -> Any:
         raise
     except Exception as error:  # Arrow raises anything on damaged files
         raise UsageError(
-            f"data: {fs.display_path(name)} cannot be read as Parquet ({format_error(error)}): write it again"
+            f"data: {fs.display_path(name)} cannot be read as Parquet ({format_error(error)}). Write it again"
         ) from None
 
 
@@ -281,7 +278,7 @@ def _read_label_values(fs: FileSystem, footers: Mapping[str, Any], column: str, 
             return _read_columns(fs, group.file, footers[group.file], group.number, [column]).column(column)
         except DecodeError as error:
             raise UsageError(
-                f"data: {fs.display_path(group.file)}: column {column} of {error}: write it again, or use "
+                f"data: {fs.display_path(group.file)}: column {column} of {error}. Write it again, or use "
                 "--data.labels=false"
             ) from None
 
