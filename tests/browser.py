@@ -238,11 +238,12 @@ class Tab:
 
 
 def main() -> None:
-    """python tests/browser.py PAGE.html OUT.png 1280x1800: a picture of the top of a page."""
+    """python tests/browser.py PAGE.html|ADDRESS OUT.png 1280x1800: a picture of the top of a page."""
     page, out, size = sys.argv[1:]
+    is_address = page.startswith("http://")
     width, height = map(int, size.split("x"))
     with Browser() as browser:
-        Path(out).write_bytes(browser.open(Path(page), width, height).screenshot())
+        Path(out).write_bytes(browser.open(page if is_address else Path(page), width, height).screenshot())
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ API_PAGES: dict[str, tuple[str, str, tuple[str, ...]]] = {
         "Train two networks from Python. [Python API](../python_api.md) has examples.",
         (
             *("Estimator", "Config", "ScalingManager", "with_policy", "Run"),
-            *("DataOptions", "DeviceOptions", "EvaluationOptions"),
+            *("DataOptions", "DeviceOptions", "EvaluationOptions", "show_run"),
         ),
     ),
     "models": (

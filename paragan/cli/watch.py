@@ -51,9 +51,7 @@ def _check_folder(name: str) -> None:
     from paragan.data.storage.object_folder import is_object_address
 
     if is_object_address(name):
-        raise UsageError(
-            f"FOLDER {name}: is in an object store. Use a folder of this machine, or `paragan report {name}`"
-        )
+        raise UsageError(f"FOLDER {name}: is in an object store. Use `paragan report {name}`, which copies it")
     if not Path(name).is_dir():
         problem = "is a file, not a folder" if Path(name).exists() else "does not exist"
         raise UsageError(

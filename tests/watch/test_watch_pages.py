@@ -15,6 +15,7 @@ import pytest
 from PIL import Image
 from werkzeug.test import Client
 
+from advice import advises
 from browser import Browser
 from paragan.core.errors import UsageError
 from paragan.core.folder_lock import FolderLock
@@ -23,7 +24,7 @@ from paragan.watch import pages as watch_pages
 from paragan.watch.application import create_watch_app
 from paragan.watch.pages import LivePages
 from paragan.watch.run_state import read_state
-from processes import usage_error
+from processes import call_command, usage_error
 
 FORK = mp.get_context("fork")
 SIZES = {"phone": (390, 844), "desktop": (1280, 900)}
@@ -273,7 +274,6 @@ def test_the_command_serves_until_interrupted(tmp_path):
 BAD = {
     "nowhere": ["FOLDER nowhere: does not exist", "`paragan train`"],
     "{file}": ["is a file, not a folder"],
-    "s3://bucket/runs": ["FOLDER s3://bucket/runs: is in an object store", "`paragan report s3://bucket/runs`"],
     "{folder} --port 99999": ["--port 99999: out of range", "0 to 65535"],
     "{folder} --port=0 --host 192.0.2.1": ["--host 192.0.2.1: is no address of this machine"],
     "{folder} --interval 3": ["--interval"],
@@ -286,6 +286,30 @@ def test_bad_input_is_one_line(tmp_path, line):
     (tmp_path / "file").touch()
     message = usage_error("watch", *line.format(file=tmp_path / "file", folder=tmp_path).split())
     assert all(words in message for words in BAD[line]), message
+
+
+def test_a_folder_that_does_not_exist_is_replaced_as_advised(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("werkzeug.serving.BaseWSGIServer.serve_forever", lambda server: None)
+    monkeypatch.setattr("os.nice", lambda increment: 0)
+    run = make_run(tmp_path / "run")
+    missing = tmp_path / "no"
+    with advises(
+        f"FOLDER {missing}: does not exist. Use a run folder, or the folder that `paragan train` makes them in"
+    ):
+        call_command("watch", missing, "--port=0")
+    for folder in (run, tmp_path):
+        assert call_command("watch", folder, "--port=0") == 0
+        assert f"shows {folder}" in capsys.readouterr().out
+
+
+def test_runs_in_an_object_store_are_reported_as_advised(tmp_path, monkeypatch):
+    address = "s3://bucket/runs/a"
+    with advises(f"FOLDER {address}: is in an object store. Use `paragan report {address}`, which copies it"):
+        call_command("watch", address)
+    run = make_run(tmp_path / "copy")
+    monkeypatch.setattr("paragan.cli.report.local_folder", lambda location: str(run))
+    assert call_command("report", address, "--as-is") == 0
+    assert (run / "report.html").is_file()
 
 
 def test_the_pages_are_made_without_torch(tmp_path):

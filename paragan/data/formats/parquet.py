@@ -243,7 +243,7 @@ def _read_footer(fs: FileSystem, name: str) -> Any:
         raise
     except Exception as error:  # Arrow raises anything on damaged files
         raise UsageError(
-            f"data: {fs.display_path(name)} cannot be read as Parquet ({format_error(error)}). Write it again"
+            f"data: {fs.display_path(name)} cannot be read as Parquet ({format_error(error)}). Write the file again"
         ) from None
 
 
@@ -278,7 +278,7 @@ def _read_label_values(fs: FileSystem, footers: Mapping[str, Any], column: str, 
             return _read_columns(fs, group.file, footers[group.file], group.number, [column]).column(column)
         except DecodeError as error:
             raise UsageError(
-                f"data: {fs.display_path(group.file)}: column {column} of {error}. Write it again, or use "
+                f"data: {fs.display_path(group.file)}: column {column} of {error}. Leave it out with "
                 "--data.labels=false"
             ) from None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -18,6 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 from werkzeug.serving import make_server
 
+from advice import advises
 from fake_datasets import encode_image, fingerprint, open_error, random_images, read_all_pixels
 from paragan.core.errors import RunError, UsageError
 from paragan.data.formats import parquet
@@ -95,14 +97,16 @@ def test_the_only_split(tmp_path):
 def test_no_split_called_train(tmp_path):
     for split in ("test", "validation"):
         write_like_datasets(tmp_path / f"{split}-00000-of-00001.parquet")
-    assert "has no split called train, but test, validation. Give one of its files" in open_error(tmp_path)
+    with advises(f"data: {tmp_path} has no split called train, but test, validation. Give one of its files"):
+        open_source(str(tmp_path))
     check(open_source(str(tmp_path / "test-00000-of-00001.parquet")))
 
 
 def test_several_configurations(tmp_path):
     for name in ("large", "small"):
         write_like_datasets(tmp_path / name / "train-00000-of-00001.parquet")
-    assert "has Parquet files in several folders (large, small). Give one" in open_error(tmp_path)
+    with advises(f"data: {tmp_path} has Parquet files in several folders (large, small). Give one"):
+        open_source(str(tmp_path))
     check(open_source(str(tmp_path / "small")))
 
 
@@ -147,8 +151,15 @@ def test_what_is_refused(tmp_path, case):
 def test_row_groups_that_are_too_large(tmp_path, monkeypatch):
     path = write_like_datasets(tmp_path / "a.parquet")
     monkeypatch.setattr(parquet, "MAX_GROUP_BYTES", 1000)
-    assert "row group 0 takes" in open_error(path)
-    assert "row_group_size=100" in open_error(path)
+    size = pq.ParquetFile(path).metadata.row_group(0).total_byte_size
+    with advises(
+        f"data: {path}: row group 0 takes {size:,} bytes, and has to be read as a whole. Write smaller ones: "
+        "row_group_size=100 of pyarrow.parquet.write_table"
+    ):
+        open_source(str(path))
+    monkeypatch.setattr(parquet, "MAX_GROUP_BYTES", 2**32)
+    pq.write_table(pq.read_table(path), path, row_group_size=100)
+    check(open_source(str(path)))
 
 
 def test_damaged_files(tmp_path):
@@ -156,7 +167,12 @@ def test_damaged_files(tmp_path):
     data = path.read_bytes()
     for damaged in (b"", b"PAR1", data[:-9], b"PAR1" + bytes(len(data) - 8) + b"PAR1"):
         path.write_bytes(damaged)
-        assert "cannot be read as Parquet" in open_error(path)
+        reason = re.search(r"as Parquet \((.*)\)\. Write", open_error(path))
+        assert reason
+        with advises(f"data: {path} cannot be read as Parquet ({reason[1]}). Write the file again"):
+            open_source(str(path))
+    path.write_bytes(data)
+    check(open_source(str(path)))
     path.write_bytes(data[:4] + bytes(2000) + data[2004:])
     source = open_source(str(path), labels=False)
     with pytest.raises(DecodeError):
@@ -166,8 +182,26 @@ def test_damaged_files(tmp_path):
 def test_other_columns_in_another_file(tmp_path):
     write_plain(tmp_path / "a.parquet", {"image": rows()})
     write_plain(tmp_path / "b.parquet", {"image": rows(), "label": LABELS})
-    message = open_error(tmp_path)
-    assert "b.parquet has other columns (image, label) than" in message
+    other, first = tmp_path / "b.parquet", tmp_path / "a.parquet"
+    with advises(f"data: {other} has other columns (image, label) than {first}. Give a folder with one data set"):
+        open_source(str(tmp_path))
+    (tmp_path / "b").mkdir()
+    other.rename(tmp_path / "b" / "b.parquet")
+    assert (read_all_pixels(open_source(str(tmp_path / "b"))) == IMAGES).all()
+
+
+def test_labels_that_are_damaged(tmp_path):
+    path = write_plain(tmp_path / "a.parquet", {"image": rows(), "label": LABELS})
+    column = pq.ParquetFile(path).metadata.row_group(0).column(2)
+    assert column.path_in_schema == "label"
+    data = path.read_bytes()
+    start = column.dictionary_page_offset or column.data_page_offset
+    path.write_bytes(data[:start] + b"\xff" * 8 + data[start + 8 :])
+    reason = re.search(r"column label of (.*)\. Leave", open_error(path))
+    assert reason
+    with advises(f"data: {path}: column label of {reason[1]}. Leave it out with --data.labels=false"):
+        open_source(str(path))
+    assert (read_all_pixels(open_source(str(path), labels=False)) == IMAGES).all()
 
 
 def test_images_that_are_only_paths(tmp_path):
