@@ -46,7 +46,7 @@ LONG_FILES = (
     *("test_standin_contracts.py", "test_data_readiness.py", "test_replica_ddp.py", "test_graph_capture.py"),
     *("test_bench.py", "test_memory_advice.py", "test_rollback.py", "test_dry_run.py", "test_replica_failures.py"),
     *("test_layout_tuner.py", "test_eval_sets.py", "test_async_eval.py", "test_choose.py", "test_resume.py"),
-    "test_site.py",
+    *("test_site.py", "test_notebook.py", "test_release.py", "test_watch_pages.py"),
 )
 
 torch.set_num_threads(1)

@@ -49,6 +49,7 @@ STRATEGY_ARGS = {
     "gossip": ["--strategy=gossip"],
 }
 HALF_KIMG = 80.0
+TAIL_BYTES = 16_384  # of stats.jsonl, which have its last line
 COLUMNS = ("case", "pause s", "members at the end", "recognised", "diversity", "accepted")
 
 
@@ -87,8 +88,12 @@ class RankProcesses:
     @property
     def kimg(self) -> float:
         """Progress of the run in kimg."""
-        path = self.run / "stats.jsonl"
-        lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+        try:
+            with (self.run / "stats.jsonl").open("rb") as file:
+                file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))  # polls of a long file would slow the ranks
+                lines = file.read().splitlines(keepends=True)
+        except FileNotFoundError:
+            return 0.0
         complete = [line for line in lines[-2:] if line.endswith(b"\n")]
         return json.loads(complete[-1])["Progress/kimg"] if complete else 0.0
 

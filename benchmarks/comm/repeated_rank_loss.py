@@ -7,7 +7,8 @@
 The ranks of a run of `digits`, each a process of its own on this machine, train for so many minutes. Once a period, in
 seconds, a random one is killed (SIGKILL) and started again, or frozen (SIGSTOP) and woken when the others have gone on
 without it. Measured are the longest time without a step after a kill, a freeze and a return, and images per second,
-without the start, beside those of undisturbed runs, one before and one after.
+without the start, beside those of undisturbed times: the seconds of the same run from when all ranks were back to the
+next loss, and runs before and after. Only the former are of the same minutes, where a machine has other guests.
 
 With --undisturbed-minutes 0 there is one undisturbed run, which trains on as many images, and the relative distance
 between the averaged generators of both runs is measured. With --float64 networks are computed in float64, so that
@@ -61,6 +62,7 @@ class RepeatedLosses:
     def disturb(self, ranks: RankProcesses) -> dict[str, float]:
         """Lose ranks and get them back until the time is over; return the longest pauses and the number of losses."""
         rng = random.Random(self.seed)
+        calm = CalmTimes()
         pauses = {"killed": 0.0, "frozen": 0.0, "returned": 0.0}
         losses = 0
         end = time.monotonic() + 60 * self.minutes
@@ -77,12 +79,58 @@ class RepeatedLosses:
                 ranks.processes[victim] = ranks.start(victim)
             else:
                 process.send_signal(signal.SIGCONT)
-            came_back_by = time.monotonic() + MAX_ABSENCE_S
-            while victim not in ranks.members() or time.monotonic() < next_loss:
-                pauses["returned"] = max(pauses["returned"], ranks.longest_pause(0.5))
-                if victim not in ranks.members() and time.monotonic() > came_back_by:
-                    raise SystemExit(f"rank {victim} ({kind}) did not come back within {MAX_ABSENCE_S:g} s")
-        return {f"pause_{kind}_s": pause_s for kind, pause_s in pauses.items()} | {"losses": losses}
+            pauses["returned"] = max(pauses["returned"], await_return(ranks, victim))
+            calm.begin(ranks)
+            pauses["returned"] = max(pauses["returned"], ranks.longest_pause(next_loss - time.monotonic()))
+            calm.end(ranks)
+        times = {f"pause_{kind}_s": pause_s for kind, pause_s in pauses.items()}
+        return times | {"losses": losses, "calm_s": calm.seconds, "calm_img_per_s": calm.img_per_s}
+
+
+class CalmTimes:
+    """Times in which all ranks train: from when a rank is back to the next loss."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._kimg = 0.0
+        self._start = (0.0, 0.0)  # time, kimg
+
+    def begin(self, ranks: RankProcesses) -> None:
+        """Begin with the next step."""
+        self._start = await_step(ranks)
+
+    def end(self, ranks: RankProcesses) -> None:
+        """End with the next step."""
+        now, kimg = await_step(ranks)
+        self.seconds += now - self._start[0]
+        self._kimg += kimg - self._start[1]
+
+    @property
+    def img_per_s(self) -> float:
+        """Images per second in these times."""
+        return 1000 * self._kimg / self.seconds if self.seconds else 0.0
+
+
+def await_step(ranks: RankProcesses) -> tuple[float, float]:
+    """Wait for the next step; return when it was, and the kimg since the start of the run."""
+    kimg = ranks.kimg
+    deadline = time.monotonic() + MAX_ABSENCE_S
+    while (current := ranks.kimg) == kimg:
+        if time.monotonic() > deadline:
+            raise SystemExit(f"no step within {MAX_ABSENCE_S:g} s")
+        time.sleep(0.005)
+    return time.monotonic(), current
+
+
+def await_return(ranks: RankProcesses, rank: int) -> float:
+    """Wait until a rank is a member again; return the longest time without a step."""
+    deadline = time.monotonic() + MAX_ABSENCE_S
+    longest = 0.0
+    while rank not in ranks.members():
+        longest = max(longest, ranks.longest_pause(0.5))
+        if time.monotonic() > deadline:
+            raise SystemExit(f"rank {rank} did not come back within {MAX_ABSENCE_S:g} s")
+    return longest
 
 
 def train_disturbed(run: Path, arguments: list[str], ranks: int, losses: RepeatedLosses) -> dict[str, float]:
@@ -170,6 +218,7 @@ def measure_strategy(name: str, options: argparse.Namespace) -> dict[str, Any]:
             row["distance"] = generator_distance(disturbed, undisturbed)
         mean = statistics.mean(rates)
         row |= {"undisturbed_img_per_s": rates, "relative_img_per_s": row["img_per_s"] / mean}
+        row["relative_to_calm"] = row["img_per_s"] / row["calm_img_per_s"]
         if not options.float64:  # `paragan sample` does not run networks of a user
             for prefix, run in (("", disturbed), ("undisturbed_", undisturbed)):
                 if run.exists():

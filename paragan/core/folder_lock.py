@@ -69,4 +69,7 @@ def lock_owner(folder: Path) -> str:
 
 def read_lock_owner(folder: Path) -> str:
     """Return the last process that held the lock of a folder, for messages."""
-    return (folder / LOCK_FILE).read_text() or "another process"
+    try:
+        return (folder / LOCK_FILE).read_text(errors="replace") or "another process"
+    except OSError:
+        return "another process"

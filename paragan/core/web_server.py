@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import ipaddress
 import socket
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from wsgiref.types import WSGIApplication
 
 CONNECTION_TIMEOUT_S = 30.0  # an idle connection is closed after this
-LOOPBACK_HOSTS = ("localhost", "127.0.0.1")
+LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "[::1]")
 MAX_PORT = 65535
 
 
@@ -23,7 +24,12 @@ def trusted_hosts(host: str) -> list[str] | None:
     On a loopback address only loopback names are allowed. Otherwise any page in the user's browser could reach the
     server under a name of its own (DNS rebinding).
     """
-    return list(LOOPBACK_HOSTS) if host in LOOPBACK_HOSTS else None
+    try:
+        addresses = {str(info[4][0]) for info in socket.getaddrinfo(host, None)}
+    except OSError:
+        return None  # `open_listener` refuses it
+    is_loopback = all(ipaddress.ip_address(address).is_loopback for address in addresses)
+    return [*LOOPBACK_HOSTS, host] if is_loopback else None
 
 
 def check_port(port: int) -> None:
@@ -53,7 +59,8 @@ def serve_until_interrupted(app: WSGIApplication, host: str, port: int, what: st
     with open_listener(host, port) as listener:
         options: dict[str, Any] = {"threaded": True, "request_handler": TimeoutRequestHandler}
         with make_server(host, port, app, fd=listener.fileno(), **options) as server:
-            out.write(f"http://{host}:{listener.getsockname()[1]} {what}; Ctrl-C stops it\n")
+            name = f"[{host}]" if ":" in host else host
+            out.write(f"http://{name}:{listener.getsockname()[1]} {what}; Ctrl-C stops it\n")
             out.flush()
             with contextlib.suppress(KeyboardInterrupt):
                 server.serve_forever()
@@ -61,8 +68,11 @@ def serve_until_interrupted(app: WSGIApplication, host: str, port: int, what: st
 
 def open_listener(host: str, port: int) -> socket.socket:
     """Return a socket that listens on an address. Raises UsageError if it cannot."""
+    if not host:
+        raise UsageError("--host: is empty. Use 127.0.0.1, or 0.0.0.0 for all")
     try:
-        return socket.create_server((host, port))
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family)
     except OSError as error:
         reason = str(error.strerror).partition(" (")[0]  # Python adds the address
         if error.errno in (errno.EADDRINUSE, errno.EACCES):

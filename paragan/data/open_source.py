@@ -181,7 +181,8 @@ def _open_folder(fs: FileSystem, location: str, opening: Opening, outer: tuple[O
         return open_hf_dataset(fs, listing, labels=labels)
     if DATASET_JSON in listing.files:
         return open_labelled_folder(fs, listing, labels=_without_key(labels, fs.location))
-    if parquet_files := find_parquet_files(listing):
+    parquet_files = find_parquet_files(listing)
+    if parquet_files and not list_shards(listing) and not any(map(is_image, listing.files)):
         return open_parquet(fs, parquet_files, labels=labels)
     if list_shards(listing):
         source = _open_shards(fs, "*.tar", opening, fs.location)
@@ -220,7 +221,7 @@ def _open_images_or_records(
             return open_image_folder(fs, listing, labels=labels, outer=outer)
     except NoImagesError:
         files = FolderFiles(fs, walk_files(fs, listing))
-        folders = sorted({name.rpartition("/")[0] for name in files.names if name.endswith(PARQUET_SUFFIX)})
+        folders = sorted({name.rpartition("/")[0] for name in files.names if name.lower().endswith(PARQUET_SUFFIX)})
         if folders:
             listed = abbreviate(folders, 5)
             raise UsageError(f"data: {fs.location} has Parquet files in several folders ({listed}). Give one") from None

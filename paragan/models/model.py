@@ -33,15 +33,8 @@ from paragan.data.dataset import Dataset
 from paragan.losses.running_state import strip_objective_state
 from paragan.models.autoencoder import encoding_from_config, load_decoder
 from paragan.models.load_generator import build_generator, resolve_nets, wrap_config_errors
-from paragan.models.model_files import (
-    FORMAT_VERSION,
-    MODEL_PARTS,
-    PER_LABEL,
-    find_model_dir,
-    is_per_label,
-    read_consistent,
-    read_model_config,
-)
+from paragan.models.model_config import FORMAT_VERSION, read_model_config
+from paragan.models.model_files import MODEL_PARTS, PER_LABEL, find_model_dir, is_per_label, read_consistent
 from paragan.models.per_label_layout import label_dir
 from paragan.models.sampler import DataSource, LabelPrior, LatentSource, PerLabelSampler, Sampler, to_float32, to_uint8
 from paragan.nets import Spec

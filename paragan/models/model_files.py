@@ -6,9 +6,7 @@ readers wait until they match.
 
 from __future__ import annotations
 
-import errno
 import json
-import math
 import time
 import zlib
 from collections.abc import Sequence
@@ -24,8 +22,8 @@ from torch import nn
 from paragan.core.atomic_write import atomic_write_bytes
 from paragan.core.errors import UsageError
 from paragan.core.schema import read_yaml
+from paragan.models.model_config import parse_model_config, read_config_bytes, read_model_config
 
-FORMAT_VERSION = 2
 MODEL_PARTS = ("model", "discriminator")
 PER_LABEL = "per-label"  # the kind of a model with a generator for each label
 REPLACE_TIMEOUT_S = 10.0  # to replace the files of a model
@@ -75,7 +73,7 @@ def try_read_consistent(folder: Path, parts: Sequence[str] = MODEL_PARTS) -> Mod
     """Read the model in a folder. None if there is none, or its files do not belong together at the moment."""
     try:
         data = read_config_bytes(folder)
-        config = _parse_config(folder, data)
+        config = parse_model_config(folder, data)
         checksums = config.get("crc32", {})
         weights = {
             name: (folder / f"{name}.safetensors").read_bytes() for name in parts if _has_part(folder, name, checksums)
@@ -89,38 +87,6 @@ def try_read_consistent(folder: Path, parts: Sequence[str] = MODEL_PARTS) -> Mod
     if checksums and any(zlib.crc32(part) != checksums[name] for name, part in weights.items()):
         return None
     return ModelSnapshot(folder, config, data, weights)
-
-
-def read_model_config(folder: Path) -> dict[str, Any]:
-    """Return the content of config.json. UsageError if it cannot be read, or has another format version."""
-    try:
-        return _parse_config(folder, read_config_bytes(folder))
-    except OSError as error:
-        raise UsageError(f"{folder}/config.json cannot be read: {error.strerror}") from error
-
-
-def read_config_bytes(folder: Path) -> bytes:
-    """Read config.json. OSError if it is missing, or not a regular file: reading a pipe would never end."""
-    path = folder / "config.json"
-    if path.exists() and not path.is_file():
-        raise OSError(errno.EINVAL, "not a regular file")
-    return path.read_bytes()
-
-
-def _parse_config(folder: Path, data: bytes) -> dict[str, Any]:
-    try:
-        config = json.loads(data)
-        version = int(config["format"])
-        kimg = float(config.get("kimg", 0))
-        if not all(isinstance(checksum, int) for checksum in dict(config.get("crc32", {})).values()):
-            raise TypeError("crc32 must hold integers")
-        if not 0 <= kimg < math.inf:
-            raise ValueError("kimg must be 0 or more")
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
-        raise UsageError(f"{folder}/config.json cannot be read: {error!r}") from error
-    if version != FORMAT_VERSION:
-        raise UsageError(f"{folder}: model format {version}; this version of paragan reads format {FORMAT_VERSION}")
-    return {**config, "kimg": kimg}
 
 
 def _has_part(folder: Path, name: str, checksums: dict[str, int]) -> bool:

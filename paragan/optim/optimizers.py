@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from paragan.core.errors import UsageError
 from paragan.core.schema import config_class, get_field, name_shorthand
+from paragan.optim import eager
 from paragan.optim.compatibility import check_groups
-from paragan.optim.eager import eager
 from paragan.optim.lookahead import lookahead
 from paragan.optim.param_groups import ParamGroup, SelectedParameters, optimizer_field, select_parameters
 from paragan.optim.third_party import or_third_party
@@ -49,7 +49,7 @@ class Adam:
     def build(self, parameters: Parameters) -> torch.optim.Optimizer:
         """Build the torch optimizer."""
         decays = self.weight_decay or any(group.get("weight_decay") for group in as_groups(parameters))
-        kind = eager(torch.optim.AdamW if decays else torch.optim.Adam)
+        kind = eager.AdamW if decays else eager.Adam
         options = {"fused": True} if self.fused else {"foreach": False}
         return kind(parameters, lr=self.lr, betas=self.betas, eps=self.eps, weight_decay=self.weight_decay, **options)
 
@@ -76,7 +76,7 @@ class SGD:
             p.device.type == "cpu" and p.itemsize == 2 for group in as_groups(parameters) for p in group["params"]
         )
         options = {"fused": True} if self.fused and not is_broken else {"foreach": False}
-        return eager(torch.optim.SGD)(parameters, lr=self.lr, momentum=self.momentum, **options)
+        return eager.SGD(parameters, lr=self.lr, momentum=self.momentum, **options)
 
 
 @config_class
@@ -96,7 +96,7 @@ class RMSprop:
 
     def build(self, parameters: Parameters) -> torch.optim.Optimizer:
         """Build the torch optimizer."""
-        return eager(torch.optim.RMSprop)(parameters, lr=self.lr, alpha=self.alpha, eps=self.eps, foreach=False)
+        return eager.RMSprop(parameters, lr=self.lr, alpha=self.alpha, eps=self.eps, foreach=False)
 
 
 BUILTIN_NAMES = ("adam", "sgd", "rmsprop", "lookahead")

@@ -38,7 +38,7 @@ def read_labels(run_dir: Path) -> list[LabelProgress]:
     table = [one for row in read_jsonl(run_dir / "labels.jsonl")[:MAX_LABELS] for one in _from_table_row(row, folders)]
     if table:
         return table
-    names, counts = read_class_names_and_counts(run_dir) if folders else ([], [])
+    names, counts = _class_names_and_counts(run_dir) if folders else ([], [])
     labels = {number: LabelProgress(number, name) for number, name in enumerate(names)}
     for number, folder in folders.items():
         labels[number] = _from_label_folder(run_dir, number, folder, names)
@@ -59,7 +59,7 @@ def _from_table_row(row: Row, folders: Mapping[int, str]) -> Iterator[LabelProgr
             kimg=_number_or_zero(row.get("kimg")),
             seconds=_number_or_zero(row.get("seconds")),
             num_images=num_images if isinstance(num_images, int) else None,
-            scores=_finite_scores(row.get("scores")),
+            scores=finite_scores(row.get("scores")),
             worker=number_format.format_value(row.get("worker", "")),
             folder=folder,
             state=_folder_state(folder),
@@ -91,13 +91,13 @@ def _from_label_folder(run_dir: Path, number: int, folder: str, names: list[str]
         name=names[number] if number < len(names) else str(number),
         kimg=_number_or_zero(last.get("Progress/kimg")),
         seconds=_number_or_zero(last.get("Timing/total_s")),
-        scores=_finite_scores(newest_values(read_jsonl(run_dir / folder / "metrics.jsonl"))),
+        scores=finite_scores(newest_values(read_jsonl(run_dir / folder / "metrics.jsonl"))),
         folder=folder,
         state=_folder_state(folder),
     )
 
 
-def read_class_names_and_counts(run_dir: Path) -> tuple[list[str], list[int]]:
+def _class_names_and_counts(run_dir: Path) -> tuple[list[str], list[int]]:
     """Return the names of the labels and their numbers of images, from the model's config.json."""
     try:
         config = json.loads((run_dir / "model" / "config.json").read_text("utf-8"))
@@ -111,7 +111,8 @@ def _number_or_zero(value: Any) -> float:
     return float(value) if is_number(value) else 0.0
 
 
-def _finite_scores(scores: Any) -> dict[str, float]:
+def finite_scores(scores: Any) -> dict[str, float]:
+    """Return the scores that are numbers, by their names."""
     return {
         number_format.format_value(name): float(value)
         for name, value in (scores.items() if isinstance(scores, Mapping) else ())

@@ -19,6 +19,8 @@ def format_number(value: float | None) -> str:
 
 def format_duration(seconds: float) -> str:
     """Format with the two largest units: 42.1 s, 3 min 5 s, 2 h 13 min, 4 d 7 h."""
+    if not math.isfinite(seconds):
+        return "not finite"
     if seconds < 60:
         return f"{seconds:.3g} s"
     minutes, rest = divmod(round(seconds), 60)

@@ -116,9 +116,8 @@ def _template_variables(run_data: RunData) -> tuple[dict[str, Any], int]:
 def render_page(template: str, **variables: Any) -> bytes:
     """Render a template of this folder."""
     now = datetime.datetime.now(datetime.UTC)
-    return (
-        _template_environment().get_template(template).render({"live": None, "written_at": now, **variables}).encode()
-    )
+    text = _template_environment().get_template(template).render({"live": None, "written_at": now, **variables})
+    return text.encode(errors="replace")
 
 
 @functools.cache

@@ -153,11 +153,16 @@ def read_run_data(run_dir: Path) -> RunData:
         stats=StatsColumns(stats),
         scores=read_jsonl(path / "metrics.jsonl"),
         labels=read_labels(path),
-        events=list(_parse_events(read_jsonl(path / "health.jsonl"))),
+        events=read_events(path),
         membership=list(_parse_membership(read_jsonl(path / "members.jsonl"))),
         decisions=_pipeline_decisions(stats),
         bad_files=bad_files.read_text("utf-8", errors="replace").splitlines() if bad_files.is_file() else [],
     )
+
+
+def read_events(run_dir: Path) -> list[HealthEvent]:
+    """Return what was found wrong with a run."""
+    return list(_parse_events(read_jsonl(run_dir / "health.jsonl")))
 
 
 def _parse_events(rows: Sequence[Row]) -> Iterator[HealthEvent]:

@@ -13,6 +13,7 @@ def read_best(folder: Path) -> dict[str, Any] | None:
     """Return name, value, kimg and fingerprint of the best model in a run folder; None if there is none."""
     try:
         best = json.loads((folder / BEST_FOLDER / "config.json").read_text())["best"]
-        return {"name": str(best["name"]), "value": float(best["value"]), **best}
+        texts = {key: str(best[key]) for key in ("name", "fingerprint")}
+        return {**best, **texts, "value": float(best["value"]), "kimg": float(best["kimg"])}
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -14,7 +14,8 @@ from paragan.config.sections import DataOptions
 from paragan.core.errors import UsageError
 from paragan.core.schema import from_dict, read_yaml
 from paragan.models.model import read_spec
-from paragan.models.model_files import find_model_dir, is_per_label, read_model_config
+from paragan.models.model_config import read_model_config
+from paragan.models.model_files import find_model_dir, is_per_label
 from paragan.nets import Nets
 from paragan.train.run_dir import require_run_dir
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from werkzeug.exceptions import SecurityError
 from werkzeug.wrappers import Request, Response
 
-from paragan.core.errors import UsageError
-from paragan.watch.pages import LivePages
+from paragan.watch.pages import READ_ERRORS, LivePages
 
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
@@ -38,10 +39,12 @@ def _answer(request: Request, pages: LivePages) -> Any:
         return Response("only GET\n", 405, {"Allow": "GET, HEAD"})
     if request.path == "/" and pages.start != "/":
         return Response("", 302, {"Location": pages.start})
+    if request.path.startswith("/runs/") and not request.path.endswith("/"):
+        return Response("", 302, {"Location": f"{quote(os.fsencode(request.path))}/"})  # for links relative to it
     try:
         page = pages.get(request.path)
-    except UsageError as error:
-        return Response(f"{error}\n", 503)
+    except READ_ERRORS as error:
+        return Response(f"{error}\n".encode(errors="replace"), 503)
     if page is None:
         return Response(f"there is no page {request.path}; the runs are at /\n", 404)
     headers = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}

@@ -34,9 +34,12 @@ def show_run(run_dir: str | Path, process: subprocess.Popen[Any] | None = None, 
         RunError: `process` ended with another status than 0.
     """
     try:
+        from IPython import get_ipython
         from IPython.display import HTML, display
-    except ImportError as error:
-        raise UsageError("paragan.show_run needs a notebook: pip install jupyterlab, or use `paragan watch`") from error
+    except ImportError:
+        get_ipython = None
+    if get_ipython is None or not hasattr(get_ipython(), "kernel"):
+        raise UsageError("paragan.show_run needs a notebook: pip install jupyterlab, or use `paragan watch`")
     folder = Path(run_dir)
     if process is None:
         read_run_data(folder)  # raises UsageError unless it is a run

@@ -3,17 +3,18 @@
     GET /             all runs; if only one run is watched, a redirect to its page
     GET /runs/NAME/   the page that `paragan report` writes, with a line about what the run does now
 
-A page is rendered again when files of its run have changed, in at most a twentieth of the time, since a run may be
-trained on the same machine.
+A page is rendered again when files of its run have changed. All pages together take at most a twentieth of the time,
+since a run may be trained on the same machine.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,13 +29,18 @@ from paragan.report.scores import group_scores
 from paragan.watch.run_state import RunState, read_state
 
 INTERVAL_S = 5.0  # between two requests of an open page
-IDLE_PER_RENDERING = 19.0  # seconds without rendering, for every second that it took
+IDLE_PER_RENDERING = 19.0  # seconds in which a page is not checked again, for every second that it took
 MAX_RUNS = 200  # on the page of all runs
 MAX_GRIDS_CHARS = 4_000_000  # of the grids on this page
 RUN_PATTERNS = ("*/run.yaml", "*/*/run.yaml")
 LABEL_PATTERN = re.compile(r"(.+)/(labels/\d{4,}(?:\.\d+)?)")
-WATCHED_FILES = ("run.yaml", "*.jsonl", "fakes*.png", "reals.png", "figures/*.json", "model/config.json", "samples/*")
-LABEL_FILES = ("queue", "labels", "labels/*/stats.jsonl", "labels/*/metrics.jsonl")
+WATCHED_FILES = (
+    *("run.yaml", "*.jsonl", "bad_files.txt", "fakes*.png", "reals.png", "figures/*.json", "samples/*"),
+    "model/config.json",
+)
+LABEL_FILES = ("queue", "labels", "labels/*/stats.jsonl", "labels/*/metrics.jsonl", "labels/*/fakes*.png")
+READ_ERRORS = (UsageError, OSError, ValueError, ArithmeticError)  # of files that are damaged, or change meanwhile
+MAX_UNUSED_S = 60.0  # a page that nobody has asked for in this time is forgotten
 
 
 @dataclass(frozen=True)
@@ -67,10 +73,9 @@ class LivePages:
     def __init__(self, folders: Sequence[Path]):
         self.folders = [folder.resolve() for folder in folders]
         self._watches_one_run = len(folders) == 1 and (self.folders[0] / "run.yaml").is_file()
-        self._pages: dict[str, Page] = {}
+        self._pages: dict[str, _CachedPage] = {}  # by path
         self._cards: dict[str, tuple[str, RunCard | None]] = {}  # name -> (stamp, card)
         self._lock = threading.Lock()
-        self._idle_until = 0.0  # time.monotonic()
 
     @property
     def start(self) -> str:
@@ -95,15 +100,38 @@ class LivePages:
         """Return a page by its path, such as "/runs/00000-digits/"; None if there is none.
 
         Raises:
-            UsageError: files of the run cannot be read.
+            UsageError, OSError, ValueError: files of the run cannot be read.
         """
+        with self._lock:  # one page at a time: training needs the processors more
+            start = time.monotonic()
+            self._forget_old_pages(start)
+            cached = self._pages.get(path)
+            if cached:
+                cached.requested_at = start
+                if start < cached.idle_until:
+                    return cached.page
+            page = self._make(path, cached.page if cached else None)
+            if page is None:
+                return None
+            now = time.monotonic()
+            self._pages[path] = _CachedPage(page, now)
+            self._pages[path].idle_until = now + IDLE_PER_RENDERING * len(self._pages) * (now - start)
+            return page
+
+    def _forget_old_pages(self, now: float) -> None:
+        for path in [path for path, page in self._pages.items() if now - page.requested_at > MAX_UNUSED_S]:
+            del self._pages[path]
+
+    def _make(self, path: str, current: Page | None) -> Page | None:
+        """Render a page, unless the current one is up to date. None if there is no such page."""
         if path == "/":
-            return self._get_cached("/", self._stamp_all, self._render_all)
-        name = path.removeprefix("/runs/").removesuffix("/")
-        folder = self._find_folder(name)
-        if folder is None:
+            stamp = self._stamp_all()
+            return current if current and current.tag == stamp else Page(self._render_all(stamp), stamp)
+        folder = self._find_folder(path.removeprefix("/runs/").removesuffix("/"))
+        if folder is None or not path.startswith("/runs/"):
             return None
-        return self._get_cached(name, lambda: _stamp(folder), lambda tag: self._render_one(folder, tag))
+        stamp = _stamp(folder)
+        return current if current and current.tag == stamp else Page(self._render_one(folder, stamp), stamp)
 
     def _find_folder(self, name: str) -> Path | None:
         runs = self.find_runs()
@@ -114,28 +142,13 @@ class LivePages:
             return runs[match[1]] / match[2]
         return None
 
-    def _get_cached(self, name: str, make_stamp: Callable[[], str], render: Callable[[str], bytes]) -> Page:
-        """Return a page, rendered again if its stamp has changed and enough time has passed without rendering."""
-        with self._lock:  # one page at a time: training needs the processors more
-            page = self._pages.get(name)
-            if page and time.monotonic() < self._idle_until:
-                return page
-            stamp = make_stamp()
-            if page is None or page.tag != stamp:
-                start = time.monotonic()
-                page = Page(render(stamp), stamp)
-                end = time.monotonic()
-                self._pages[name] = page
-                self._idle_until = end + IDLE_PER_RENDERING * (end - start)
-            return page
-
     def _render_one(self, folder: Path, tag: str) -> bytes:
         run_data = read_run_data(folder)
         overview = "" if self._watches_one_run else "/"
         return render_run(run_data, "/", LiveBar(read_state(run_data).to_line(), tag, INTERVAL_S, overview))
 
     def _stamp_all(self) -> str:
-        return _hash(f"{name} {_stamp(folder)}" for name, folder in self.find_runs().items())
+        return _hash(f"{name} {_stamp_or_error(folder)}" for name, folder in self.find_runs().items())
 
     def _render_all(self, tag: str) -> bytes:
         runs = self.find_runs()
@@ -154,14 +167,23 @@ class LivePages:
 
     def _card(self, name: str, folder: Path, max_grid_chars: int) -> RunCard | None:
         """Return the card of a run, from memory if no file has changed; None if the run cannot be read."""
-        stamp = _stamp(folder)
+        stamp = _stamp_or_error(folder)
         if self._cards.get(name, ("", None))[0] != stamp:
             try:
                 card = _make_card(name, read_run_data(folder), max_grid_chars)
-            except UsageError:
-                card = None  # a file is half written, or it is the run of another version
+            except READ_ERRORS:
+                card = None  # a file is half written or was just removed, or it is the run of another version
             self._cards[name] = (stamp, card)
         return self._cards[name][1]
+
+
+@dataclass
+class _CachedPage:
+    """A page, when it was last asked for, and until when it is not checked again (time.monotonic())."""
+
+    page: Page
+    requested_at: float
+    idle_until: float = 0.0
 
 
 def _make_card(name: str, run_data: RunData, max_grid_chars: int) -> RunCard:
@@ -183,8 +205,17 @@ def _stamp(folder: Path) -> str:
     return _hash([lock_owner(folder), *_file_stamps(folder)])
 
 
+def _stamp_or_error(folder: Path) -> str:
+    try:
+        return _stamp(folder)
+    except OSError as error:
+        return str(error)
+
+
 def _file_stamps(folder: Path) -> Iterator[str]:
     has_labels = (folder / "labels").is_dir()
+    if has_labels:
+        yield f"minute {time.time() // 60:.0f}"  # a worker that died changes no file
     for pattern in (*WATCHED_FILES, *(LABEL_FILES if has_labels else ())):
         for path in sorted(folder.glob(pattern)):
             try:
@@ -202,11 +233,11 @@ def _modification_time(path: Path) -> float:
 
 
 def _hash(texts: Iterator[str] | Sequence[str]) -> str:
-    return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:24]
+    return hashlib.sha256("\n".join(texts).encode(errors="surrogateescape")).hexdigest()[:24]
 
 
 def _address(name: str) -> str:
-    return f"/runs/{quote(name)}/"
+    return f"/runs/{quote(os.fsencode(name))}/"
 
 
 def _unused_name(name: str, folder: Path, used: dict[str, Path]) -> str:

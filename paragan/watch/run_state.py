@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from dataclasses import dataclass
@@ -10,9 +11,10 @@ from paragan.core.folder_lock import lock_owner
 from paragan.core.jsonl import is_number
 from paragan.report.number_format import format_duration, format_number
 from paragan.report.run_data import RunData
-from paragan.train.per_label.lease_queue import LeaseQueue
+from paragan.train.per_label.lease_queue import LeaseQueue, is_process_gone
 
 NUM_TICKS = 10  # whose median speed predicts the time left
+MAX_REMAINING_S = 1e9
 
 
 @dataclass(frozen=True)
@@ -46,11 +48,11 @@ def read_state(run_data: RunData) -> RunState:
     if not owner:
         word = "stopped" if run_data.state == "unfinished" else run_data.state
         return RunState(word, "", None, None)
-    seconds = [value for value in run_data.stats.column("Timing/sec_per_kimg")[1][-NUM_TICKS:] if value > 0]
+    seconds = [x for x in run_data.stats.column("Timing/sec_per_kimg")[1][-NUM_TICKS:] if 0 < x < math.inf]
     sec_per_kimg = statistics.median(seconds) if seconds else None
     remaining_s = None
     if sec_per_kimg is not None and run_data.total_kimg is not None:
-        remaining_s = max(0.0, run_data.total_kimg - run_data.kimg) * sec_per_kimg
+        remaining_s = min(max(0.0, run_data.total_kimg - run_data.kimg) * sec_per_kimg, MAX_REMAINING_S)
     return RunState("training", owner, 1000 / sec_per_kimg if sec_per_kimg else None, remaining_s)
 
 
@@ -61,7 +63,6 @@ def _label_workers(run_data: RunData) -> str:
         return ""
     entries = LeaseQueue(run_data.path / "queue", float(lease_s)).entries().values()
     now = time.time()
-    workers = sorted(
-        {entry.worker for entry in entries if entry.state == "held" and now - entry.heartbeat_ns / 1e9 < lease_s}
-    )
+    held = [entry for entry in entries if entry.state == "held" and now - entry.heartbeat_ns / 1e9 < lease_s]
+    workers = sorted({entry.worker for entry in held if not is_process_gone(entry.metadata.get("process"))})
     return f"{len(workers)} workers" if len(workers) > 1 else "".join(workers)

@@ -1,11 +1,12 @@
 import copy
+import pickle
 import subprocess
 import sys
 
 import pytest
 import torch
 
-from paragan.optim.eager import eager
+from paragan.optim import eager
 
 OPTIMIZERS = {
     "adam": (torch.optim.Adam, {"fused": True}),
@@ -35,9 +36,8 @@ def test_it_steps_as_torch_does(name):
     torch.manual_seed(0)
     net = torch.nn.Linear(3, 2)
     nets = [net, copy.deepcopy(net)]
-    optimizers = [
-        make(net.parameters(), lr=0.1, **options) for make, net in zip((kind, eager(kind)), nets, strict=True)
-    ]
+    kinds = (kind, getattr(eager, kind.__name__))
+    optimizers = [make(net.parameters(), lr=0.1, **options) for make, net in zip(kinds, nets, strict=True)]
     for net, optimizer in zip(nets, optimizers, strict=True):
         train(optimizer, net, 3)
         optimizer.load_state_dict(optimizer.state_dict())
@@ -51,12 +51,33 @@ def test_it_steps_as_torch_does(name):
 
 def test_hooks_are_called_once_a_step():
     calls: list[str] = []
-    optimizer = eager(torch.optim.SGD)([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
-    eager(torch.optim.SGD)([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+    optimizer = eager.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+    eager.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
     optimizer.register_step_pre_hook(lambda *_: calls.append("before"))
     optimizer.register_step_post_hook(lambda *_: calls.append("after"))
     optimizer.step()
     assert calls == ["before", "after"]
+
+
+def test_a_differentiable_step_keeps_its_graph():
+    p = torch.nn.Parameter(torch.ones(1))
+    optimizer = eager.SGD([p], lr=torch.tensor(0.5), differentiable=True)
+    weight = p.clone()
+    optimizer.param_groups[0]["params"] = [weight]
+    weight.grad = torch.full((1,), 2.0, requires_grad=True)
+    optimizer.step()
+    assert weight.requires_grad
+    weight.sum().backward()
+    assert p.grad is not None
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_optimizers_can_be_copied_and_pickled(name):
+    kind, options = OPTIMIZERS[name]
+    optimizer = getattr(eager, kind.__name__)([torch.nn.Parameter(torch.ones(2))], lr=0.1, **options)
+    for other in (copy.deepcopy(optimizer), pickle.loads(pickle.dumps(optimizer))):  # noqa: S301
+        assert type(other) is type(optimizer)
+        assert str(other.state_dict()) == str(optimizer.state_dict())
 
 
 def test_training_does_not_import_the_compiler(tmp_path):

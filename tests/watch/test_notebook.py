@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import nbformat
 import pytest
@@ -32,6 +33,7 @@ def displayed(monkeypatch):
             shown.append(item.data)
 
     monkeypatch.setattr(display, "display", lambda item, display_id: Handle())
+    monkeypatch.setattr("IPython.get_ipython", lambda: SimpleNamespace(kernel=None))
     return shown
 
 
@@ -88,6 +90,9 @@ def test_a_run_of_another_process_is_shown_while_it_holds_the_lock(finished, dis
 
 
 def test_what_cannot_be_shown(tmp_path, monkeypatch):
+    with pytest.raises(pg.UsageError, match="needs a notebook"):
+        pg.show_run(tmp_path / "no")
+    monkeypatch.setattr("IPython.get_ipython", lambda: SimpleNamespace(kernel=None))
     with pytest.raises(pg.UsageError, match="does not exist"):
         pg.show_run(tmp_path / "no")
     monkeypatch.setitem(sys.modules, "IPython.display", None)

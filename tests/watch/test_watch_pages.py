@@ -3,6 +3,7 @@
 import html
 import json
 import multiprocessing as mp
+import os
 import re
 import signal
 import subprocess
@@ -19,6 +20,7 @@ from advice import advises
 from browser import Browser
 from paragan.core.errors import UsageError
 from paragan.core.folder_lock import FolderLock
+from paragan.core.web_server import trusted_hosts
 from paragan.report.run_data import read_run_data
 from paragan.watch import pages as watch_pages
 from paragan.watch.application import create_watch_app
@@ -183,13 +185,94 @@ def test_a_page_changes_with_its_run(tmp_path, always_fresh, held, change):
     assert words in text_of(response)
 
 
+def test_a_worker_that_dies_is_noticed(tmp_path, monkeypatch, always_fresh):
+    now = [1000.0]
+    monkeypatch.setattr("time.time", lambda: now[0])
+    folder = make_run(tmp_path / "run", ticks=0)
+    (folder / "run.yaml").write_text("recipe: digits\nkimg: 40\nstrategy: {name: per-label, lease_s: 30}\n")
+    make_run(folder / "labels" / "0003.1")
+    (folder / "queue").mkdir()
+    file = folder / "queue" / "0003.1.json"
+    file.write_text(json.dumps({"state": "held", "worker": "gpu07 process 4711", "metadata": {}}))
+    os.utime(file, (1000, 1000))
+    browser = client(folder)
+    assert "training by gpu07 process 4711" in text_of(browser.get("/runs/run/"))
+    now[0] += 70
+    assert "training by" not in text_of(browser.get("/runs/run/"))
+
+
+def test_all_open_pages_are_rendered_in_turn(tmp_path, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(watch_pages.time, "monotonic", lambda: now[0])
+    original = watch_pages.render_run
+    renderings: list[str] = []
+
+    def render_in_half_a_second(run_data, *arguments):
+        now[0] += 0.5
+        renderings.append(run_data.name)
+        return original(run_data, *arguments)
+
+    monkeypatch.setattr(watch_pages, "render_run", render_in_half_a_second)
+    folders = [make_run(tmp_path / name) for name in ("a", "b")]
+    pages = LivePages([tmp_path])
+    for step in range(120):
+        for folder in folders:
+            append_tick(folder, 4 + step)
+            pages.get(f"/runs/{folder.name}/")
+        now[0] += 5
+    counts = [renderings.count(name) for name in ("a", "b")]
+    assert min(counts) > 20
+    assert 0.5 * len(renderings) < 0.06 * now[0]
+
+
+BAD_FILES = {
+    "stats.jsonl": ["folder", '{"Progress/kimg": 1, "Timing/sec_per_kimg": Infinity}\n', "[1]\n{}\n"],
+    "run.yaml": ["folder", 'recipe: "\\ud800"', "a: 1", "kimg: [", b"\xff"],
+    "health.jsonl": ['{"kimg": 1, "kind": "\\ud800", "message": "x", "action": "y"}\n', '{"a": 1}\n'],
+    "members.jsonl": ['{"kimg": 1, "members": {}, "lost": 3, "joined": null}\n'],
+    "metrics.jsonl": ['{"name": "\\ud800", "value": 1, "kimg": 1}\n', '{"name": 3, "value": "x"}\n'],
+    "fakes000009.png": ["folder", b"x"],
+    ".lock": ["folder", b"\xff\xfe"],
+}
+
+
+@pytest.mark.parametrize(("name", "content"), [(name, one) for name, several in BAD_FILES.items() for one in several])
+def test_a_damaged_run_hides_no_other(tmp_path, always_fresh, held, name, content):
+    make_run(tmp_path / "good")
+    bad = make_run(tmp_path / "bad")
+    held(bad)
+    (bad / name).unlink(missing_ok=True)
+    if content == "folder":
+        (bad / name).mkdir()
+    else:
+        (bad / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    browser = client(tmp_path)
+    assert "/runs/good/" in re.findall(r'class="run"><a href="([^"]+)"', browser.get("/").text)
+    assert browser.get("/runs/bad/").status_code in (200, 404, 503)
+
+
+def test_a_name_that_is_no_text_hides_no_other_run(tmp_path):
+    make_run(tmp_path / os.fsdecode(b"bad\xff"))
+    make_run(tmp_path / "good")
+    assert "/runs/good/" in client(tmp_path).get("/").text
+
+
+@pytest.mark.parametrize("name", ["a b", "ä", "100%", "<b>", "a'\""])
+def test_names_of_folders(tmp_path, name):
+    make_run(tmp_path / name)
+    browser = client(tmp_path)
+    (address,) = re.findall(r'class="run"><a href="([^"]+)"', browser.get("/").text)
+    assert browser.get(html.unescape(address)).status_code == 200
+    assert "<b>" not in browser.get("/").text.partition("<td")[2]
+
+
 def test_pages_are_not_rendered_more_often_than_training_can_bear(tmp_path, monkeypatch):
     now = [0.0]
     monkeypatch.setattr(watch_pages.time, "monotonic", lambda: now[0])
     original = watch_pages.render_run
 
     def render_in_two_seconds(*arguments):
-        now[0] += 2
+        now[0] += 2.0
         return original(*arguments)
 
     monkeypatch.setattr(watch_pages, "render_run", render_in_two_seconds)
@@ -248,6 +331,22 @@ def test_other_paths_are_no_pages(tmp_path, path):
     assert "the runs are at /" in response.text
 
 
+def test_an_address_without_its_slash_is_completed(tmp_path):
+    make_run(tmp_path / "my run")
+    response = client(tmp_path).get("/runs/my%20run")
+    assert (response.status_code, response.headers["Location"]) == (302, "/runs/my%20run/")
+
+
+@pytest.mark.parametrize("host", ["127.0.0.2", "LOCALHOST", "127.1", "::1"])
+def test_every_loopback_address_answers_to_loopback_names_alone(tmp_path, host):
+    hosts = trusted_hosts(host)
+    assert hosts is not None
+    browser = Client(create_watch_app(LivePages([make_run(tmp_path / "run")]), hosts))
+    assert browser.get("/", base_url="http://elsewhere.example").status_code == 400
+    assert browser.get("/", base_url="http://localhost:6007").status_code == 302
+    assert trusted_hosts("0.0.0.0") is None
+
+
 def test_only_requests_to_this_server_are_answered(tmp_path):
     browser = client(make_run(tmp_path / "run"))
     assert browser.get("/", base_url="http://elsewhere.example").status_code == 400
@@ -276,6 +375,7 @@ BAD = {
     "{file}": ["is a file, not a folder"],
     "{folder} --port 99999": ["--port 99999: out of range", "0 to 65535"],
     "{folder} --port=0 --host 192.0.2.1": ["--host 192.0.2.1: is no address of this machine"],
+    "{folder} --port=0 --host=": ["--host: is empty. Use 127.0.0.1"],
     "{folder} --interval 3": ["--interval"],
     "": ["FOLDER"],
 }
@@ -300,6 +400,17 @@ def test_a_folder_that_does_not_exist_is_replaced_as_advised(tmp_path, capsys, m
     for folder in (run, tmp_path):
         assert call_command("watch", folder, "--port=0") == 0
         assert f"shows {folder}" in capsys.readouterr().out
+
+
+def test_a_host_is_chosen_as_advised(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("werkzeug.serving.BaseWSGIServer.serve_forever", lambda server: None)
+    monkeypatch.setattr("os.nice", lambda increment: 0)
+    run = make_run(tmp_path / "run")
+    with advises("--host: is empty. Use 127.0.0.1, or 0.0.0.0 for all"):
+        call_command("watch", run, "--port=0", "--host=")
+    for host in ("127.0.0.1", "0.0.0.0"):
+        assert call_command("watch", run, "--port=0", f"--host={host}") == 0
+        assert f"http://{host}:" in capsys.readouterr().out
 
 
 def test_runs_in_an_object_store_are_reported_as_advised(tmp_path, monkeypatch):
@@ -356,13 +467,17 @@ def test_a_page_refreshes_itself(tmp_path, served, size):
     with Browser() as browser:
         tab = browser.open(f"{address}/runs/run/", *SIZES[size], site=address)
         assert tab.evaluate("document.querySelector('dl.key dd').innerText.startsWith('3')")
-        tab.evaluate("document.querySelectorAll('details')[0].open = true")
+        tab.evaluate("[...document.querySelectorAll('details')].at(-1).open = true")  # run.yaml
         tab.evaluate("document.getElementById('when').value = 1")
+        tab.evaluate("document.getElementById('when').dispatchEvent(new Event('input'))")
+        row = {"name": "fd_pixels", "value": 7.5, "kimg": 3, "protocol": {}, "fingerprint": "a"}  # more to unfold
+        (folder / "metrics.jsonl").write_text(json.dumps(row) + "\n")
         append_tick(folder, 7)
         write_grid(folder, 7)
         tab.wait_until("document.querySelector('dl.key dd').innerText.startsWith('7')")
-        assert tab.evaluate("document.querySelectorAll('details')[0].open")
-        assert not tab.evaluate("document.querySelectorAll('details')[1].open")
+        opened = "[...document.querySelectorAll('details')].filter(one => one.open).map(one => one.innerText)"
+        assert len(tab.evaluate(opened)) == 1
+        assert tab.evaluate(opened)[0].startswith("run.yaml")
         assert tab.evaluate("document.getElementById('when').value") == "1"
         assert tab.evaluate("document.getElementById('when').max") == "3"
         assert tab.evaluate("document.querySelector('#fakes .on').innerText.includes('at 1 kimg')")

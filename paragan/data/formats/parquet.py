@@ -38,7 +38,9 @@ TRAIN_SPLIT = "train"
 CACHE_BYTES = 2**29  # of encoded images in memory
 MAX_GROUP_BYTES = 2**32  # of a row group, which is read as a whole
 NUM_THREADS = 16  # that read footers and labels
-_SPLIT_PATTERN = re.compile(r"(.+)-\d{5}-of-\d{5}(?:-[0-9a-f]+)?\.parquet", re.IGNORECASE)  # as `datasets` names files
+_SPLIT_PATTERN = re.compile(
+    r"(.+)-(\d{5})-of-(\d{5})(?:-[0-9a-f]+)?\.parquet", re.IGNORECASE
+)  # as `datasets` names files
 
 
 @dataclass(frozen=True)
@@ -134,6 +136,8 @@ class ParquetSource:
             with self._stamps[group.file].checked_read():
                 table = _read_columns(self.fs, group.file, self._footers[group.file], group.number, [self._column])
             images = table.column(self._column)
+            if len(images) != group.rows:
+                raise DecodeError(f"row group {number} has {len(images)} rows, and not {group.rows} as the file says")
             with self._lock:
                 self._cache[number] = images
                 while len(self._cache) > 1 and sum(one.nbytes for one in self._cache.values()) > CACHE_BYTES:
@@ -185,11 +189,7 @@ def open_parquet(fs: FileSystem, names: Sequence[str], *, labels: LabelChoice = 
         schemas = {name: footer.schema.to_arrow_schema() for name, footer in footers.items()}
         kinds, class_names = _describe_columns(schemas[chosen[0]])
         for name, schema in schemas.items():
-            if schema.names != schemas[chosen[0]].names:
-                raise UsageError(
-                    f"data: {fs.display_path(name)} has other columns ({abbreviate(schema.names, 10)}) than "
-                    f"{fs.display_path(chosen[0])}. Give a folder with one data set"
-                )
+            _check_columns(fs, name, schema, chosen[0], (kinds, class_names))
         column = choose_image_column(kinds, location)
         label_column = choose_label_column(kinds, labels, location)
         if not sum(footer.num_rows for footer in footers.values()):
@@ -204,6 +204,7 @@ def open_parquet(fs: FileSystem, names: Sequence[str], *, labels: LabelChoice = 
     notes = column_notes(kinds, column, label_column)
     if other_splits:
         notes = (*notes, f"ignored splits: {abbreviate(other_splits, 10)}")
+    _check_numbers(chosen, location)
     return ParquetSource(fs, footers, column, numbers, classes, notes)
 
 
@@ -226,13 +227,38 @@ def _choose_split(names: Sequence[str], location: str) -> tuple[list[str], list[
     for name in sorted(names):
         match = _SPLIT_PATTERN.fullmatch(posixpath.basename(name))
         split = match[1] if match else posixpath.splitext(posixpath.basename(name))[0]
-        by_split.setdefault(split if match or split in ("train", "test", "validation") else "", []).append(name)
+        is_split = match or split.lower() in ("train", "test", "validation")
+        by_split.setdefault(split.lower() if is_split else "files that name no split", []).append(name)
     if len(by_split) == 1:
         return next(iter(by_split.values())), []
     if TRAIN_SPLIT in by_split:
         return by_split[TRAIN_SPLIT], [split for split in by_split if split != TRAIN_SPLIT]
-    splits = ", ".join(split or "files without one" for split in by_split)
+    splits = ", ".join(by_split)
     raise UsageError(f"data: {location} has no split called train, but {splits}. Give one of its files")
+
+
+def _check_numbers(names: Sequence[str], location: str) -> None:
+    """Raise UsageError if files of a split are missing, by their numbers."""
+    numbers = [match for name in names if (match := _SPLIT_PATTERN.fullmatch(posixpath.basename(name)))]
+    totals = {int(match[3]) for match in numbers}
+    if totals and (len(totals) > 1 or {int(match[2]) for match in numbers} != set(range(*totals))):
+        files = abbreviate([match[0] for match in numbers], 5)
+        raise UsageError(f"data: {location}: these are not all files of one split: {files}. Copy it again, whole")
+
+
+def _check_columns(
+    fs: FileSystem, name: str, schema: Any, first_name: str, expected: tuple[dict[str, str], dict[str, list[str]]]
+) -> None:
+    """Raise UsageError unless a file has the columns and classes of the first one, each once."""
+    path = fs.display_path(name)
+    if len(set(schema.names)) != len(schema.names):
+        raise UsageError(f"data: {path} has several columns of one name ({abbreviate(schema.names, 10)})")
+    kinds, class_names = _describe_columns(schema)
+    if kinds.keys() != expected[0].keys() or class_names != expected[1]:
+        raise UsageError(
+            f"data: {path} has other columns or classes ({abbreviate(schema.names, 10)}) than "
+            f"{fs.display_path(first_name)}. Give a folder with one data set"
+        )
 
 
 def _read_footer(fs: FileSystem, name: str) -> Any:
@@ -282,8 +308,13 @@ def _read_label_values(fs: FileSystem, footers: Mapping[str, Any], column: str, 
                 "--data.labels=false"
             ) from None
 
-    columns = list(pool.map(read, list_row_groups(footers)))
-    return pyarrow.chunked_array([chunk for one in columns for chunk in one.chunks])
+    chunks = [chunk for one in pool.map(read, list_row_groups(footers)) for chunk in one.chunks]
+    try:
+        if all(pyarrow.types.is_integer(chunk.type) for chunk in chunks):
+            chunks = [chunk.cast(pyarrow.int64()) for chunk in chunks]
+        return pyarrow.chunked_array(chunks)
+    except (pyarrow.ArrowInvalid, pyarrow.ArrowTypeError) as error:
+        raise UsageError(f"data: {fs.location}: column {column}: {format_error(error)}") from None
 
 
 def _describe_columns(schema: Any) -> tuple[dict[str, str], dict[str, list[str]]]:
@@ -292,6 +323,8 @@ def _describe_columns(schema: Any) -> tuple[dict[str, str], dict[str, list[str]]
     `datasets` writes its features into the metadata of the schema. Without them, a column of images is one of
     structures with bytes, or one of bytes that is called image, img or like a format of images.
     """
+    import pyarrow
+
     features = _read_features(schema)
     kinds: dict[str, str] = {}
     class_names: dict[str, list[str]] = {}
@@ -299,6 +332,8 @@ def _describe_columns(schema: Any) -> tuple[dict[str, str], dict[str, list[str]]
         feature = features.get(field.name)
         feature = feature if isinstance(feature, Mapping) else {}
         kind = str(feature.get("_type", ""))
+        if kind == "ClassLabel" and not pyarrow.types.is_integer(field.type):
+            kind = ""
         if kind == "ClassLabel" and isinstance(feature.get("names"), list):
             class_names[field.name] = [str(name) for name in feature["names"]]
         if kind not in ("Image", "ClassLabel"):
@@ -310,7 +345,7 @@ def _describe_columns(schema: Any) -> tuple[dict[str, str], dict[str, list[str]]
 def _read_features(schema: Any) -> Mapping[str, Any]:
     try:
         features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, RecursionError):
         return {}
     return features if isinstance(features, Mapping) else {}
 

@@ -19,7 +19,7 @@ from paragan.core.errors import UsageError
 from paragan.core.schema import diff, from_dict, read_yaml
 from paragan.data.dataset import Dataset
 from paragan.models.model import init_per_label_model
-from paragan.models.model_files import read_model_config
+from paragan.models.model_config import read_model_config
 from paragan.models.sampler import LabelPrior
 from paragan.train.callbacks.sample_images import draw_reals
 from paragan.train.console import RunConsole

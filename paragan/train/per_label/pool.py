@@ -21,7 +21,8 @@ from paragan.config.sections import DataOptions
 from paragan.core.errors import UsageError
 from paragan.data.dataset import Dataset
 from paragan.models.model import init_per_label_model
-from paragan.models.model_files import is_per_label, read_consistent, read_model_config
+from paragan.models.model_config import read_model_config
+from paragan.models.model_files import is_per_label, read_consistent
 from paragan.models.per_label_layout import label_dir
 from paragan.models.sampler import LabelPrior
 from paragan.train.saved_run import load_run_without_user_code

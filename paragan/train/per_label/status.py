@@ -13,10 +13,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from paragan.core.errors import UsageError
 from paragan.core.folder_lock import lock_owner
 from paragan.core.jsonl import Row, format_scores, is_number, newest_scores, read_jsonl
 from paragan.core.schema import read_yaml
-from paragan.report.labels import read_class_names_and_counts
+from paragan.models.model_config import read_model_config
+from paragan.report.labels import finite_scores
+from paragan.report.run_data import read_events
 from paragan.train.best_record import read_best
 from paragan.train.per_label.label_dirs import leased_label_dir
 from paragan.train.per_label.lease_queue import FINALIZE_JOB, LeaseEntry, LeaseQueue, is_process_gone
@@ -36,7 +39,10 @@ def format_status(path: Path, name: str) -> str:
     """
     folder = require_run_dir(path)
     record = read_yaml(folder / "run.yaml")
-    kimg = float(record.get("kimg", 0))
+    kimg = record.get("kimg", 0)
+    if not is_number(kimg):
+        raise UsageError(f"{folder / 'run.yaml'}: kimg={kimg!r} is no number: not a run of paragan")
+    kimg = float(kimg)
     strategy = record.get("strategy")
     if isinstance(strategy, Mapping) and is_number(strategy.get("lease_s")):  # of a per-label run alone
         return "\n".join(_format_labels(folder, kimg, float(strategy["lease_s"]), name))
@@ -54,7 +60,8 @@ def _format_run(run_dir: RunDir, kimg: float, name: str) -> str:
         state = "complete"
     else:
         state = "stopped"
-    rate = f", {rows[-1].get('Timing/img_per_sec', 0):,.0f} img/s" if rows and owner else ""
+    speed = rows[-1].get("Timing/img_per_sec") if rows else None
+    rate = f", {speed:,.0f} img/s" if owner and is_number(speed) else ""
     text = f"{name}: {state}, {current_kimg:g} of {kimg:g} kimg{rate}, checkpoint at {saved_kimg:g} kimg"
     return text + _format_scores(run_dir.path) + _format_best_and_findings(run_dir.path)
 
@@ -73,14 +80,14 @@ def _format_best_and_findings(folder: Path) -> str:
         newest = newest_scores(read_jsonl(folder / "metrics.jsonl")).get(best["name"])
         if newest and newest.get("fingerprint") != best["fingerprint"]:
             text += " (measured by another protocol)"
-    for row in read_jsonl(folder / "health.jsonl"):
-        text += f"; {row['action']} at {row['kimg']:g} kimg: {row['kind']}"
+    for event in read_events(folder):
+        text += f"; {event.action} at {event.kimg:g} kimg: {event.kind}"
     return text
 
 
 def _owner(folder: Path) -> str:
     """Return who is writing in a folder; "" if no process is. A copy from an object store has owner.json instead."""
-    with contextlib.suppress(OSError, ValueError):
+    with contextlib.suppress(OSError, ValueError, AttributeError):
         owner = json.loads((folder / "owner.json").read_text()).get("owner")
         return f"{owner} (if it is alive)" if owner else ""
     return lock_owner(folder)
@@ -88,7 +95,7 @@ def _owner(folder: Path) -> str:
 
 def _format_labels(folder: Path, total_kimg: float, lease_s: float, run_name: str) -> Iterator[str]:
     """Yield a table with a line for each label, and a summary."""
-    names, counts = read_class_names_and_counts(folder)
+    names, counts = _read_labels(folder)
     entries = LeaseQueue(folder / "queue", lease_s).entries()
     now = _folder_time(folder)
     rows = [
@@ -112,6 +119,19 @@ def _format_labels(folder: Path, total_kimg: float, lease_s: float, run_name: st
         yield f"all labels{'' if is_current else ' (before what was trained since)'}{scores}"
 
 
+def _read_labels(folder: Path) -> tuple[list[str], list[int]]:
+    """Return the names of the labels, and their numbers of images."""
+    config = read_model_config(folder / "model")
+    try:
+        names = [str(name) for name in config["classes"]]
+        counts = [int(count) for count in config["images"]]
+    except (KeyError, TypeError, ValueError) as error:
+        raise UsageError(f"{folder / 'model' / 'config.json'} cannot be read: {error!r}") from error
+    if len(names) != len(counts):
+        raise UsageError(f"{folder / 'model' / 'config.json'}: {len(names)} classes, but images of {len(counts)}")
+    return names, counts
+
+
 def _format_label_row(
     folder: Path, label: int, name: str, count: int, entry: LeaseEntry | None, now: float, lease_s: float
 ) -> tuple[str, ...]:
@@ -122,9 +142,10 @@ def _format_label_row(
     metadata: Mapping[str, Any] = entry.metadata if entry else {}
     images = 1000 * float(rows[-1]["Progress/kimg"]) if rows else 0.0
     kimg = max(images, float(metadata.get("images", metadata.get("from", 0)))) / 1000
-    seconds = float(rows[-1].get("Timing/total_s", 0) if rows else metadata.get("seconds", 0))
+    total_s = rows[-1].get("Timing/total_s") if rows else metadata.get("seconds")
+    seconds = float(total_s) if is_number(total_s) else 0.0
     minutes = f"{seconds / 60:.2f}" if seconds else ""
-    scores = "  ".join(f"{key} {value:.3g}" for key, value in metadata.get("scores", {}).items())
+    scores = "  ".join(f"{key} {value:.3g}" for key, value in finite_scores(metadata.get("scores")).items())
     state = _format_state(entry, now, lease_s)
     worker = str(metadata.get("replaced", ""))
     if entry and state not in ("waiting", "replaced"):

@@ -183,11 +183,68 @@ def test_other_columns_in_another_file(tmp_path):
     write_plain(tmp_path / "a.parquet", {"image": rows()})
     write_plain(tmp_path / "b.parquet", {"image": rows(), "label": LABELS})
     other, first = tmp_path / "b.parquet", tmp_path / "a.parquet"
-    with advises(f"data: {other} has other columns (image, label) than {first}. Give a folder with one data set"):
+    with advises(
+        f"data: {other} has other columns or classes (image, label) than {first}. Give a folder with one data set"
+    ):
         open_source(str(tmp_path))
     (tmp_path / "b").mkdir()
     other.rename(tmp_path / "b" / "b.parquet")
     assert (read_all_pixels(open_source(str(tmp_path / "b"))) == IMAGES).all()
+
+
+def test_files_of_other_classes(tmp_path):
+    for name, classes in (("a", NAMES), ("b", NAMES[::-1])):
+        features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=classes)})
+        columns = {"image": rows()[:2], "label": [0, 1]}
+        datasets.Dataset.from_dict(columns, features).to_parquet(tmp_path / f"{name}.parquet")
+    assert "b.parquet has other columns or classes" in open_error(tmp_path)
+
+
+def test_labels_of_several_widths(tmp_path):
+    for name, start, kind in (("a", 0, pa.int32()), ("b", 15, pa.int64())):
+        columns = {"image": rows()[start : start + 15], "label": pa.array(LABELS[start : start + 15], kind)}
+        write_plain(tmp_path / f"{name}.parquet", columns)
+    assert open_source(str(tmp_path)).labels.tolist() == LABELS
+    write_plain(tmp_path / "b.parquet", {"image": rows(), "label": [NAMES[label] for label in LABELS]})
+    assert "column label" in open_error(tmp_path)
+    large = pa.array([0, 2**63], pa.uint64())
+    assert "column label" in open_error(
+        write_plain(tmp_path / "c" / "c.parquet", {"image": rows()[:2], "label": large})
+    )
+
+
+def test_metadata_that_does_not_fit_the_columns(tmp_path):
+    features = {"label": {"_type": "ClassLabel", "names": NAMES}, "image": {"_type": "Image"}}
+    words = [NAMES[label] for label in LABELS]
+    for text in (json.dumps({"info": {"features": features}}), "[" * 100_000, "{}", "[1]", "x"):
+        table = pa.table({"image": rows(), "label": words}).replace_schema_metadata({"huggingface": text})
+        pq.write_table(table, tmp_path / "a.parquet")
+        check(open_source(str(tmp_path / "a.parquet")))
+
+
+def test_two_columns_of_one_name(tmp_path):
+    table = pa.table([pa.array(rows()), pa.array(rows())], names=["image", "image"])
+    pq.write_table(table, tmp_path / "a.parquet")
+    assert "has several columns of one name (image, image)" in open_error(tmp_path)
+
+
+def test_a_table_beside_images_is_not_the_data_set(tmp_path):
+    (tmp_path / "a.png").write_bytes(rows()[0]["bytes"])
+    write_plain(tmp_path / "metadata.parquet", {"file_name": ["a.png"]})
+    assert "metadata.parquet looks like labels, and is not read" in open_error(tmp_path)
+    assert len(open_source(str(tmp_path), labels=False)) == 1
+
+
+def test_files_that_are_missing(tmp_path):
+    for number in (0, 2):
+        write_like_datasets(tmp_path / f"train-0000{number}-of-00003.parquet")
+    names = "train-00000-of-00003.parquet, train-00002-of-00003.parquet"
+    with advises(f"data: {tmp_path}: these are not all files of one split: {names}. Copy it again, whole"):
+        open_source(str(tmp_path))
+    write_like_datasets(tmp_path / "train-00001-of-00003.parquet")
+    assert len(open_source(str(tmp_path))) == 90
+    write_like_datasets(tmp_path / "train-00000-of-00001.parquet")
+    assert "not all files of one split" in open_error(tmp_path)
 
 
 def test_labels_that_are_damaged(tmp_path):
@@ -269,6 +326,10 @@ def hub(files: dict[str, bytes], requests: list[str]) -> flask.Flask:
     @app.before_request
     def note() -> None:
         requests.append(f"{flask.request.method} {flask.request.path} {flask.request.headers.get('Range', '')}")
+
+    @app.errorhandler(404)
+    def not_found(error):
+        return {"error": "Repository not found"}, 404, {"X-Error-Code": "RepoNotFound"}
 
     def describe(name: str) -> dict:
         if name in files:
