@@ -18,7 +18,7 @@ import torch
 
 import tiny_run
 from advice import Case
-from paragan.comm import checkpoint_files
+from paragan.comm import checkpoint_files, checkpoint_metadata
 from paragan.comm.checkpoint_files import merge_ranks
 from paragan.comm.checkpoint_metadata import FORMAT_VERSION
 from paragan.core.errors import RunError
@@ -164,7 +164,10 @@ def test_a_checkpoint_of_another_version_is_read_by_that_version(tmp_path, check
         )
     )
     assert list_checkpoints(run) == [path]
-    with mock.patch.object(checkpoint_files, "FORMAT_VERSION", 1):
+    with (
+        mock.patch.object(checkpoint_files, "FORMAT_VERSION", 1),
+        mock.patch.object(checkpoint_metadata, "FORMAT_VERSION", 1),
+    ):
         assert "resumed from" in run_cli(*command).out
 
 

@@ -50,7 +50,7 @@ def test_the_notebook_runs_and_shows_what_it_says(tmp_path, monkeypatch):
     texts = json.dumps(outputs)
     assert "finished" in texts
     assert "<svg" in texts
-    assert "accuracy" in texts
+    assert "coverage_pixels" in texts
     assert "model.safetensors" in texts
     assert sum("image/png" in output.get("data", {}) for output in outputs) == 2
     assert not [output for output in outputs if output.output_type == "error"]
