@@ -1,4 +1,4 @@
-"""Which checkpoints are in a folder, and what their checkpoint.json says. Reading them needs no torch."""
+"""List the checkpoints in a folder, and read their checkpoint.json, without torch."""
 
 from __future__ import annotations
 

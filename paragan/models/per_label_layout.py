@@ -1,4 +1,4 @@
-"""Where the models and runs of single labels are."""
+"""Name the folders of single labels, of their models and of their runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is known about the best model of a run, without loading it."""
+"""Read the score of the best model of a run, without torch."""
 
 from __future__ import annotations
 

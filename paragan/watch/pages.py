@@ -53,7 +53,7 @@ class Page:
 
 @dataclass(frozen=True)
 class RunCard:
-    """What the page of all runs shows of one of them."""
+    """A row of the page of all runs."""
 
     name: str
     address: str

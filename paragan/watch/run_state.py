@@ -1,4 +1,4 @@
-"""What a run does now: whether a process trains it, how fast, and how long it will take."""
+"""Read the state of a run: which process trains it, its speed, and the time left."""
 
 from __future__ import annotations
 

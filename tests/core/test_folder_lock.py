@@ -38,11 +38,11 @@ def test_one_process_at_a_time(tmp_path):
 def test_whoever_looks_does_not_keep_a_process_from_locking(tmp_path):
     ended = threading.Event()
 
-    def look():
+    def probe():
         while not ended.is_set():
             lock_owner(tmp_path)
 
-    watchers = [threading.Thread(target=look) for _ in range(2)]
+    watchers = [threading.Thread(target=probe) for _ in range(2)]
     for watcher in watchers:
         watcher.start()
     try:

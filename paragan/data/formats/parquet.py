@@ -9,7 +9,6 @@ that were read last are kept in memory.
 
 from __future__ import annotations
 
-import io
 import json
 import posixpath
 import re
@@ -32,6 +31,7 @@ from paragan.data.formats.table_columns import (
 )
 from paragan.data.source import DecodeError, LabelChoice
 from paragan.data.storage.filesystem import DirListing, FileSystem, abbreviate, format_error
+from paragan.data.storage.range_reader import RangeReader
 
 SUFFIX = ".parquet"
 TRAIN_SPLIT = "train"
@@ -145,32 +145,6 @@ class ParquetSource:
             return images
 
 
-class _RangeReader(io.RawIOBase):
-    """A file of which every read is one request for this range, cached on disk like any other."""
-
-    def __init__(self, fs: FileSystem, name: str):
-        self._fs = fs
-        self._name = name
-        self._size = fs.size(name)
-        self._position = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._position = max(0, offset + (0, self._position, self._size)[whence])
-        return self._position
-
-    def read(self, size: int = -1) -> bytes:  # pyright: ignore[reportIncompatibleMethodOverride]
-        end = self._size if size < 0 else min(self._position + size, self._size)
-        data = self._fs.read(self._name, self._position, end - self._position) if end > self._position else b""
-        self._position += len(data)
-        return data
-
-
 def find_parquet_files(listing: DirListing) -> list[str]:
     """Return the Parquet files of a folder."""
     return [name for name in listing.files if name.lower().endswith(SUFFIX)]
@@ -184,6 +158,7 @@ def open_parquet(fs: FileSystem, names: Sequence[str], *, labels: LabelChoice = 
     """
     location = fs.location if len(names) != 1 else fs.display_path(names[0])
     chosen, other_splits = _choose_split(names, location)
+    _check_numbers(chosen, location)
     with ThreadPoolExecutor(NUM_THREADS, "parquet") as pool:
         footers = dict(zip(chosen, pool.map(lambda name: _read_footer(fs, name), chosen)))
         schemas = {name: footer.schema.to_arrow_schema() for name, footer in footers.items()}
@@ -204,7 +179,6 @@ def open_parquet(fs: FileSystem, names: Sequence[str], *, labels: LabelChoice = 
     notes = column_notes(kinds, column, label_column)
     if other_splits:
         notes = (*notes, f"ignored splits: {abbreviate(other_splits, 10)}")
-    _check_numbers(chosen, location)
     return ParquetSource(fs, footers, column, numbers, classes, notes)
 
 
@@ -254,23 +228,33 @@ def _check_columns(
     if len(set(schema.names)) != len(schema.names):
         raise UsageError(f"data: {path} has several columns of one name ({abbreviate(schema.names, 10)})")
     kinds, class_names = _describe_columns(schema)
-    if kinds.keys() != expected[0].keys() or class_names != expected[1]:
+    has_other_columns = kinds.keys() != expected[0].keys() or _image_columns(kinds) != _image_columns(expected[0])
+    if has_other_columns or class_names != expected[1]:
         raise UsageError(
             f"data: {path} has other columns or classes ({abbreviate(schema.names, 10)}) than "
             f"{fs.display_path(first_name)}. Give a folder with one data set"
         )
 
 
+def _image_columns(kinds: Mapping[str, str]) -> list[str]:
+    return [name for name, kind in kinds.items() if kind == "Image"]
+
+
 def _read_footer(fs: FileSystem, name: str) -> Any:
     parquet = _import_pyarrow(fs.display_path(name))
     try:
-        return parquet.ParquetFile(_RangeReader(fs, name)).metadata
+        return parquet.ParquetFile(_open(fs, name)).metadata
     except (UsageError, RunError):
         raise
     except Exception as error:  # Arrow raises anything on damaged files
         raise UsageError(
             f"data: {fs.display_path(name)} cannot be read as Parquet ({format_error(error)}). Write the file again"
         ) from None
+
+
+def _open(fs: FileSystem, name: str) -> RangeReader:
+    """Open a file of which every read is one request, cached on disk like any other range of a remote file."""
+    return RangeReader(fs.size(name), lambda start, end: fs.read(name, start, end - start))
 
 
 def _check_group_sizes(path: str, footer: Any) -> None:
@@ -287,7 +271,7 @@ def _read_columns(fs: FileSystem, name: str, footer: Any, number: int, columns: 
     """Read columns of a row group. Every call opens the file: pyarrow's readers are not safe in several threads."""
     parquet = _import_pyarrow(fs.display_path(name))
     try:
-        file = parquet.ParquetFile(_RangeReader(fs, name), metadata=footer, pre_buffer=False)
+        file = parquet.ParquetFile(_open(fs, name), metadata=footer, pre_buffer=False)
         return file.read_row_group(number, columns=columns, use_threads=False).combine_chunks()
     except (UsageError, RunError, DecodeError):
         raise

@@ -24,6 +24,7 @@ from paragan.data.storage.fsspec_backend import FsspecBackend
 from paragan.data.storage.http import HttpBackend
 from paragan.data.storage.local import truncated_error
 from paragan.data.storage.object_store import SCHEMES, ObjectStore
+from paragan.data.storage.range_reader import RangeReader
 from paragan.data.storage.retry import PART_BYTES, FileStat, PermanentError, StorageBackend, retry
 
 FIRST_CONTACT_RETRY_S = 20.0  # for a server that has never answered: its address may be wrong
@@ -157,7 +158,9 @@ class RemoteFileSystem:
 
     def open(self, name: str) -> BinaryIO:
         """Open a file for reading, seekable, in blocks of READ_BLOCK_BYTES."""
-        return cast(BinaryIO, io.BufferedReader(_RemoteFile(self, name)))
+        size = self.size(name)
+        blocks = BlockCache(READ_BLOCK_BYTES, lambda start, end: self.read(name, start, min(end, size) - start), size)
+        return cast(BinaryIO, io.BufferedReader(RangeReader(size, blocks._fetch)))
 
     def _request(self, request: Callable[[float], T], location: str) -> T:
         """Send a request with retries; shorter ones until the server has answered once."""
@@ -220,32 +223,3 @@ class RemoteFileSystem:
             self._first_stats[name] = FileStat(
                 stat.size if first.size is None else first.size, first.version or stat.version
             )
-
-
-class _RemoteFile(io.RawIOBase):
-    """An open remote file, read through a cache of blocks."""
-
-    def __init__(self, fs: RemoteFileSystem, name: str):
-        self._size = fs.size(name)
-        self._position = 0
-
-        def fetch(start: int, end: int) -> bytes:
-            return fs.read(name, start, min(end, self._size) - start)
-
-        self._block_cache = BlockCache(READ_BLOCK_BYTES, fetch, self._size)
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._position = max(0, offset + (0, self._position, self._size)[whence])
-        return self._position
-
-    def readinto(self, buffer: memoryview) -> int:  # pyright: ignore[reportIncompatibleMethodOverride]
-        data = self._block_cache._fetch(self._position, min(self._position + len(buffer), self._size))
-        buffer[: len(data)] = data
-        self._position += len(data)
-        return len(data)

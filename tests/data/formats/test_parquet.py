@@ -198,6 +198,8 @@ def test_files_of_other_classes(tmp_path):
         columns = {"image": rows()[:2], "label": [0, 1]}
         datasets.Dataset.from_dict(columns, features).to_parquet(tmp_path / f"{name}.parquet")
     assert "b.parquet has other columns or classes" in open_error(tmp_path)
+    write_plain(tmp_path / "b.parquet", {"image": [1, 2], "label": [0, 1]})
+    assert "b.parquet has other columns or classes" in open_error(tmp_path)
 
 
 def test_labels_of_several_widths(tmp_path):
