@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -91,6 +92,22 @@ def run_nginx(folder: Path, work: Path, extra_config: str = "") -> Iterator[Ngin
         yield server
     finally:
         server.stop()
+
+
+@contextlib.contextmanager
+def run_app(app: Any) -> Iterator[str]:
+    """Serve a WSGI application in threads of this process; the address."""
+    from werkzeug.serving import make_server
+
+    server = make_server("127.0.0.1", 0, app, threaded=True)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
 
 
 class S3Server:

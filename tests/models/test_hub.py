@@ -8,15 +8,14 @@ import json
 import os
 import subprocess
 import sys
-import threading
 
 import flask
 import numpy as np
 import pytest
 import torch
-from werkzeug.serving import make_server
 
 import paragan
+from servers import run_app
 
 SHA = "0123456789abcdef0123456789abcdef01234567"
 
@@ -69,16 +68,10 @@ def hub(files: dict[str, bytes]) -> flask.Flask:
 def pushed(tmp_path):
     """The files of a hub, and the environment of a process that finds it."""
     files: dict[str, bytes] = {}
-    server = make_server("127.0.0.1", 0, hub(files), threaded=True)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    address = f"http://127.0.0.1:{server.server_port}"
-    more = {"HF_ENDPOINT": address, "HF_TOKEN": "hf_none", "HF_HOME": str(tmp_path / "hf"), "HF_HUB_DISABLE_XET": "1"}
+    more = {"HF_TOKEN": "hf_none", "HF_HOME": str(tmp_path / "hf"), "HF_HUB_DISABLE_XET": "1"}
     more["OMP_NUM_THREADS"] = str(torch.get_num_threads())  # samples of these processes and of this one are compared
-    yield files, {**os.environ, **more}
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with run_app(hub(files)) as address:
+        yield files, {**os.environ, **more, "HF_ENDPOINT": address}
 
 
 def test_a_model_goes_to_a_hub_and_comes_back_by_its_name(small, tmp_path, pushed):

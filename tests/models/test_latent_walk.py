@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -33,6 +32,7 @@ from paragan.models.server import create_app, interpolate_image, sample_images, 
 from paragan.models.video import write_video
 from paragan.nets import Spec
 from processes import run_cli, usage_error
+from servers import run_app
 
 
 def test_slerp_is_an_arc():
@@ -206,15 +206,8 @@ def test_a_generator_for_each_label_samples_as_advised(per_label):
 
 @pytest.fixture(scope="module")
 def address(small):
-    from werkzeug.serving import make_server
-
-    server = make_server("127.0.0.1", 0, create_app(paragan.load(small)))
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with run_app(create_app(paragan.load(small))) as address:
+        yield address
 
 
 def fetch(address: str, timeout: float = 60) -> bytes:

@@ -27,6 +27,7 @@ from paragan.watch.application import create_watch_app
 from paragan.watch.pages import LivePages
 from paragan.watch.run_state import read_state
 from processes import call_command, usage_error
+from servers import run_app
 
 FORK = mp.get_context("fork")
 SIZES = {"phone": (390, 844), "desktop": (1280, 900)}
@@ -443,18 +444,9 @@ def test_unreadable_runs_raise_usage_errors(tmp_path):
 @pytest.fixture
 def served(tmp_path, monkeypatch, always_fresh):
     """The address of a server of the runs in a folder, whose pages are refreshed at once."""
-    import threading
-
-    from werkzeug.serving import make_server
-
     monkeypatch.setattr(watch_pages, "INTERVAL_S", 0.05)
-    server = make_server("127.0.0.1", 0, create_watch_app(LivePages([tmp_path]), ["127.0.0.1"]), threaded=True)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with run_app(create_watch_app(LivePages([tmp_path]), ["127.0.0.1"])) as address:
+        yield address
 
 
 @pytest.mark.browser

@@ -17,7 +17,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from werkzeug.serving import make_server
 
 from advice import advises
 from fake_datasets import encode_image, fingerprint, open_error, random_images, read_all_pixels
@@ -26,7 +25,7 @@ from paragan.data.formats import parquet
 from paragan.data.open_source import open_source
 from paragan.data.source import DecodeError
 from paragan.data.storage.filesystem import RemoteOptions, expand_hub_address
-from servers import run_nginx
+from servers import run_app, run_nginx
 
 IMAGES = random_images(30)
 LABELS = [index % 3 for index in range(30)]
@@ -373,15 +372,10 @@ def hub_files(tmp_path):
     """The files of a hub, the requests it gets, and the environment of a process that finds it."""
     files: dict[str, bytes] = {}
     requests: list[str] = []
-    server = make_server("127.0.0.1", 0, hub(files, requests), threaded=True)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    more = {"HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}", "HF_TOKEN": "hf_none", "HF_HUB_DISABLE_XET": "1"}
+    more = {"HF_TOKEN": "hf_none", "HF_HUB_DISABLE_XET": "1"}
     more |= {"HF_HOME": str(tmp_path / "hf"), "XDG_CACHE_HOME": str(tmp_path / "cache")}
-    yield files, requests, {**os.environ, **more}
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with run_app(hub(files, requests)) as address:
+        yield files, requests, {**os.environ, **more, "HF_ENDPOINT": address}
 
 
 READ = """
