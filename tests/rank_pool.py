@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing as mp
 import traceback
 import warnings
@@ -14,6 +15,7 @@ import cloudpickle
 from processes import free_port
 
 TIMEOUT_S = 240
+READY = "ready"
 
 
 def _rank_main(connection: Any, device_name: str) -> None:
@@ -28,6 +30,8 @@ def _rank_main(connection: Any, device_name: str) -> None:
     torch.set_num_threads(1)
     reduce_bn_recalibration()
     device = _get_device(device_name)
+    gc.freeze()
+    connection.send(READY)
     while (task := connection.recv()) is not None:
         rank, size, port, call = task
         env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
@@ -38,6 +42,8 @@ def _rank_main(connection: Any, device_name: str) -> None:
             connection.send((True, cloudpickle.dumps(result)))
         except BaseException:
             connection.send((False, traceback.format_exc()))
+        world = result = None
+        gc.collect()  # process groups of the job, whose threads poll a hundred times a second each
 
 
 def _get_device(name: str) -> Any:
@@ -60,12 +66,17 @@ class RankPool:
         self._grow(initial_size, "cpu")
 
     def _grow(self, size: int, device: str) -> None:
+        """Start ranks and wait until they are ready: imports may take longer than the others wait for a rank."""
         context = mp.get_context("spawn")
-        while len(self._ranks[device]) < size:
+        first_new = len(self._ranks[device])
+        for _ in range(first_new, size):
             connection, child_connection = context.Pipe()
             process = context.Process(target=_rank_main, args=(child_connection, device), daemon=True)
             process.start()
             self._ranks[device].append((connection, process))
+        for rank, (connection, _) in enumerate(self._ranks[device][first_new:], start=first_new):
+            assert connection.poll(TIMEOUT_S), f"rank {rank} did not start"
+            assert connection.recv() == READY
 
     def __call__(self, size: int, job: Callable[[Any], Any], device: str = "cpu") -> list[Any]:
         self._grow(size, device)

@@ -49,6 +49,7 @@ STRATEGY_ARGS = {
     "gossip": ["--strategy=gossip"],
 }
 HALF_KIMG = 80.0
+POLL_S = 0.05  # the resolution of pauses
 TAIL_BYTES = 16_384  # of stats.jsonl, which have its last line
 COLUMNS = ("case", "pause s", "members at the end", "recognised", "diversity", "accepted")
 
@@ -106,16 +107,23 @@ class RankProcesses:
         """Return the longest time between two steps, in seconds, among the next `seconds`."""
         last_change = time.monotonic()
         end = last_change + seconds
-        last_kimg = self.kimg
+        last_size = self._stats_bytes()
         longest = 0.0
         while time.monotonic() < end:
-            kimg = self.kimg
-            if kimg != last_kimg:
+            time.sleep(POLL_S)
+            size = self._stats_bytes()
+            if size != last_size:
                 longest = max(longest, time.monotonic() - last_change)
                 last_change = time.monotonic()
-                last_kimg = kimg
-            time.sleep(0.01)
+                last_size = size
         return longest
+
+    def _stats_bytes(self) -> int:
+        """Return the size of stats.jsonl, which has a line for every step: polling it takes nothing from the ranks."""
+        try:
+            return (self.run / "stats.jsonl").stat().st_size
+        except FileNotFoundError:
+            return 0
 
 
 def lose_rank(ranks: RankProcesses, kind: str, victim: int) -> float:

@@ -11,10 +11,11 @@ abandoned together with the group; collectives of all ranks look at the connecti
 
 from __future__ import annotations
 
-import ctypes
+import gc
 import itertools
 import queue
 import re
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -34,6 +35,7 @@ T = TypeVar("T")
 c10d: Any = dist  # torch leaves most of it untyped
 
 POLL_S = 0.02
+MAX_CLEANUP_PAUSE_S = 60.0  # between attempts to destroy a process group that is still referenced
 PEER_CHECK_S = 1.0  # between looks at the connections, while a collective waits
 
 
@@ -226,7 +228,9 @@ class WaitThread:
 
     def abandon(self) -> None:
         """Fail all pending work with CommunicationError."""
-        _leak(self.group)
+        if self.group:
+            _destroy_in_thread(getattr(self.group, "process_group", self.group))
+        self.group = None
         self.cancelled = True
         self.close()
 
@@ -239,9 +243,29 @@ class WaitThread:
             pending.done.set()
 
 
-def _leak(process_group: object) -> None:
-    """Leak a process group: destroying it would join its threads, and one may be blocked for ever."""
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(process_group))
+_abandoned_ids = set[int]()  # of process groups that wait to be destroyed
+
+
+def _destroy_in_thread(process_group: object) -> None:
+    """Destroy a process group in a thread, once nothing else refers to it.
+
+    The destructor joins the threads of the group, of which one may be blocked until its timeout. A group that is not
+    destroyed costs processor time: its gloo thread polls a hundred times a second.
+    """
+    if id(process_group) not in _abandoned_ids:
+        _abandoned_ids.add(id(process_group))
+        threading.Thread(target=_destroy_unreferenced, args=([process_group],), daemon=True, name="destroy").start()
+
+
+def _destroy_unreferenced(holder: list[object]) -> None:
+    number = id(holder[0])
+    pause_s = PEER_CHECK_S
+    while sys.getrefcount(holder[0]) > 2:  # those of the list and of this call
+        time.sleep(pause_s)
+        gc.collect()  # what the group was part of may have references to itself
+        pause_s = min(2 * pause_s, MAX_CLEANUP_PAUSE_S)
+    holder.clear()
+    _abandoned_ids.discard(number)
 
 
 @dataclass(frozen=True)
@@ -261,7 +285,7 @@ class _WatchedCollective:
             if self._wait_for(PEER_CHECK_S):
                 return
             num_closed = num_closed + 1 if self.has_lost_peer() else 0
-        _leak(self.process_group)
+        _destroy_in_thread(self.process_group)
         raise RuntimeError("Connection closed by peer")
 
     def _wait_for(self, timeout_s: float) -> bool:

@@ -46,6 +46,51 @@ def test_waiting_for_half_a_message_fails_at_once(pool, kind):
         assert waited_s < 10
 
 
+@pytest.mark.parametrize("is_blocked", [False, True], ids=["idle", "blocked"])
+def test_an_abandoned_group_ends_its_threads(pool, is_blocked):
+    """Its gloo thread would poll a hundred times a second for ever; a rank may lose its group every minute."""
+
+    def job(world):
+        import time
+        from pathlib import Path
+
+        import torch
+
+        from paragan.comm.process_group import CommunicationError, WaitThread, new_gloo_group
+
+        def count_loops():
+            threads = 0
+            for path in Path("/proc/self/task").glob("*/comm"):
+                with contextlib.suppress(OSError):  # it has just ended
+                    threads += "gloo" in path.read_text()
+            return threads
+
+        before = count_loops()
+        for number in range(3):
+            wait_thread = WaitThread(5)
+            group = new_gloo_group(world.store, f"{is_blocked}/{number}", world.rank, 2, 5, wait_thread)
+            group.all_reduce_sum(torch.ones(1)).wait()
+            pending = None
+            if is_blocked and world.rank == 0:
+                pending = wait_thread.submit(group.all_reduce_sum(torch.ones(1)))  # the other rank does not come
+            wait_thread.abandon()
+            start = time.monotonic()
+            if pending:
+                with pytest.raises(CommunicationError):
+                    pending.wait()
+            waited_s = time.monotonic() - start
+            del group, wait_thread, pending
+        assert count_loops() > before
+        deadline = time.monotonic() + 60
+        while count_loops() > before and time.monotonic() < deadline:
+            time.sleep(0.1)
+        return count_loops() - before, waited_s
+
+    for more, waited_s in pool(2, job):
+        assert more <= 0
+        assert waited_s < 4
+
+
 def test_a_collective_that_watches_connections_fails_soon_without_a_thread(pool):
     def job(world):
         import threading

@@ -33,6 +33,12 @@ FORK = mp.get_context("fork")
 SIZES = {"phone": (390, 844), "desktop": (1280, 900)}
 
 
+@pytest.fixture(autouse=True)
+def _priority(monkeypatch):
+    """Commands that run in the process of the tests must not lower its priority for all later tests."""
+    monkeypatch.setattr("os.nice", lambda increment: 0)
+
+
 def append_tick(folder, kimg, **more):
     row = {
         "Progress/kimg": kimg,
@@ -391,7 +397,6 @@ def test_bad_input_is_one_line(tmp_path, line):
 
 def test_a_folder_that_does_not_exist_is_replaced_as_advised(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("werkzeug.serving.BaseWSGIServer.serve_forever", lambda server: None)
-    monkeypatch.setattr("os.nice", lambda increment: 0)
     run = make_run(tmp_path / "run")
     missing = tmp_path / "no"
     with advises(
@@ -405,7 +410,6 @@ def test_a_folder_that_does_not_exist_is_replaced_as_advised(tmp_path, capsys, m
 
 def test_a_host_is_chosen_as_advised(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("werkzeug.serving.BaseWSGIServer.serve_forever", lambda server: None)
-    monkeypatch.setattr("os.nice", lambda increment: 0)
     run = make_run(tmp_path / "run")
     with advises("--host: is empty. Use 127.0.0.1, or 0.0.0.0 for all"):
         call_command("watch", run, "--port=0", "--host=")
