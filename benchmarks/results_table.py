@@ -45,6 +45,8 @@ COMMANDS = {  # of every result: a module of benchmarks/ and its arguments
     "labels_scaling": "per_label.per_label scaling --kimg 80 --repetitions 3",
     "layout": "speed.tune --networks digits,fashion,dcgan,sngan --all digits,fashion",
     "loss_sync": "comm.repeated_rank_loss --strategies sync --undisturbed-minutes 1",
+    "loss_others": "comm.repeated_rank_loss --strategies 'quantized,outer optimizer,gossip' "
+    "--minutes 10 --undisturbed-minutes 1",
     "memory": "speed.memory",
     "memory_bf16": "speed.memory",
     "memory_process": "speed.memory fashion:32:4",
