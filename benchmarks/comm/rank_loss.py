@@ -68,6 +68,8 @@ class RankProcesses:
             s.bind(("127.0.0.1", 0))
             self.port = s.getsockname()[1]
         self.run, self.arguments, self.size, self.use_hosts = run, arguments, size, use_hosts
+        self._last_size = 0
+        self._last_step_s = time.monotonic()
         self.processes = [self.start(rank) for rank in range(size)]
 
     def start(self, rank: int) -> subprocess.Popen[bytes]:
@@ -104,19 +106,25 @@ class RankProcesses:
         return rows[-1]["members"] if rows else list(range(self.size))
 
     def longest_pause(self, seconds: float) -> float:
-        """Return the longest time between two steps, in seconds, among the next `seconds`."""
-        last_change = time.monotonic()
-        end = last_change + seconds
-        last_size = self._stats_bytes()
+        """Return the longest time without a step, in seconds, among the next `seconds`.
+
+        One that began before counts in whole, and so does one that has not ended, as far as it has lasted.
+        """
+        end = time.monotonic() + seconds
         longest = 0.0
+        self._note_step()
         while time.monotonic() < end:
             time.sleep(POLL_S)
-            size = self._stats_bytes()
-            if size != last_size:
-                longest = max(longest, time.monotonic() - last_change)
-                last_change = time.monotonic()
-                last_size = size
+            longest = max(longest, time.monotonic() - self._last_step_s)
+            self._note_step()
         return longest
+
+    def _note_step(self) -> None:
+        """Note when stats.jsonl has grown by the line of a step."""
+        size = self._stats_bytes()
+        if size != self._last_size:
+            self._last_size = size
+            self._last_step_s = time.monotonic()
 
     def _stats_bytes(self) -> int:
         """Return the size of stats.jsonl, which has a line for every step: polling it takes nothing from the ranks."""

@@ -32,7 +32,7 @@ def repeated_losses(*results: Any) -> Iterator[Statement]:
             shares = (100 * row["relative_to_calm"], 100 * row["relative_img_per_s"])
             yield f"{text}| {{:.1f}} % | {{:.1f}} % |", result["minutes"], row["losses"], *pauses, *shares
             before, after = row["undisturbed_img_per_s"]
-            yield f"({row['strategy']}: {{:.0f}} and {{:.0f}} images per second)", before, after
+            yield f"{row['strategy']} {{:.0f}} and {{:.0f}}", before, after
 
 
 @PAGE.states("cold_start", "loss_sync")
@@ -40,7 +40,7 @@ def share_of_a_start(starts: Any, losses: Any) -> Iterator[Statement]:
     seconds = starts["cases"]["train, two steps"]["after"]["ms"]["median"] / 1000
     cores = losses["machine"]["cores"]
     available = cores * losses["period"]
-    text = "A start with two steps takes {:.2f} s of a core of {:.0f} s that two cores have in a period, {:.1f} %"
+    text = "two steps take {:.2f} s of one core, of the {:.0f} s that two cores have in a period, {:.1f} %"
     yield text, seconds, available, 100 * seconds / available
     text = "the timeout of {:.0f} s is over, {:.1f} % of a period"
     yield text, losses["timeout"], 100 * losses["timeout"] / losses["period"]

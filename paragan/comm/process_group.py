@@ -264,8 +264,8 @@ def _destroy_unreferenced(holder: list[object]) -> None:
         time.sleep(pause_s)
         gc.collect()  # what the group was part of may have references to itself
         pause_s = min(2 * pause_s, MAX_CLEANUP_PAUSE_S)
+    _abandoned_ids.discard(number)  # before another group may have this number
     holder.clear()
-    _abandoned_ids.discard(number)
 
 
 @dataclass(frozen=True)
