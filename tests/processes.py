@@ -25,7 +25,6 @@ from typing import Any
 from unittest import mock
 
 PRELOADED_MODULES = [
-    "matplotlib.backends.backend_svg",
     "scipy.linalg",
     "torch.utils.tensorboard.writer",
     "paragan.cli.main",

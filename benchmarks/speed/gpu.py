@@ -47,7 +47,6 @@ REQUIRED_PACKAGES = {
     "sklearn": "scikit-learn",
     "scipy": "scipy",
     "tensorboard": "tensorboard",
-    "matplotlib": "matplotlib",
     "jinja2": "jinja2",
     "rich": "rich",
     "simplejpeg": "simplejpeg",

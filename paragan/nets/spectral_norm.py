@@ -19,9 +19,9 @@ from collections.abc import Iterator
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.utils import parametrizations
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.utils.parametrizations import _SpectralNorm
-from torch.nn.utils.parametrize import ParametrizationList
+from torch.nn.utils.parametrize import ParametrizationList, register_parametrization
 from torch.nn.utils.spectral_norm import SpectralNorm as SpectralHook  # torch's older form
 
 from paragan.core.devices import backend_of
@@ -30,11 +30,27 @@ from paragan.core.devices import backend_of
 # on two CPU cores (1.0 times at 20,000 numbers, 1.3 times faster at 2,000); a guess for devices with streams.
 MAX_BATCHED_NUMBERS = 1 << 14
 MAX_BATCHED_NUMBERS_ON_STREAMS = 1 << 20
+_TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+
+
+class _SpectralNormOfValues(_SpectralNorm):
+    """Torch's, but for a weight without values (a fake tensor) there are no power iterations.
+
+    Making a norm takes 15 of them. In an estimate of memory (plan/memory.py) their calls would take most of the time.
+    """
+
+    def _power_method(self, weight_mat: Tensor, n_power_iterations: int) -> None:
+        if not isinstance(weight_mat, FakeTensor):
+            super()._power_method(weight_mat, n_power_iterations)
 
 
 def add_spectral_norm(module: nn.Module) -> nn.Module:
     """Divide the weight of `module` by its largest singular value, and return `module`. Initialise the weight first."""
-    return parametrizations.spectral_norm(module)
+    weight = module.weight
+    assert isinstance(weight, Tensor)
+    dim = 1 if isinstance(module, _TRANSPOSED) else 0  # of the outputs
+    register_parametrization(module, "weight", _SpectralNormOfValues(weight, dim=dim))
+    return module
 
 
 def has_spectral_norm(net: nn.Module) -> bool:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import io
 import math
-import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 from markupsafe import Markup, escape
@@ -15,21 +12,10 @@ from numpy.typing import NDArray
 
 from paragan.report import number_format
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
 MAX_POINTS = 500  # of a line
-CSS_COLOURS = {  # colour that matplotlib draws with -> CSS variable of the page (light, dark and print)
-    "#000001": "ink-soft",
-    "#000002": "rule",
-    "#000003": "g",
-    "#000004": "d",
-    "#000005": "real",
-    "#000006": "other",
-    "#000007": "alarm",
-    **{f"#00001{i:x}": f"r{i + 1}" for i in range(8)},  # runs of a comparison
-}
-_PLACEHOLDER_COLOURS = {name: colour for colour, name in CSS_COLOURS.items()}
+MAX_DOTS = 40  # of a line: its values have dots if there are no more of them
+WIDTH, HEIGHT = 360, 173  # px, a phone's width
+LEFT, RIGHT, TOP, BOTTOM = 47, 357, 5, 147  # of the axes, in px
 
 
 @dataclass(frozen=True)
@@ -39,7 +25,7 @@ class Line:
     name: str
     kimg: Sequence[float]
     values: Sequence[float]
-    colour: str  # a value of CSS_COLOURS
+    colour: str  # a CSS variable of the page, without its dashes: g, d, real, other, r1 to r8
     dashed: bool = False
 
 
@@ -103,75 +89,93 @@ def axis_limits(values: NDArray[np.float64], y_floor: float = math.inf) -> tuple
     return (low if low == y_floor else low - margin), high + margin
 
 
+def nice_ticks(low: float, high: float, max_intervals: int) -> list[float]:
+    """Return the multiples of a step in [low, high]; the step is 1, 2, 2.5 or 5 times a power of ten."""
+    smallest = (high - low) / max_intervals
+    scale = 10.0 ** math.floor(math.log10(smallest))
+    step = next(factor * scale for factor in (1, 2, 2.5, 5, 10) if factor * scale >= smallest * (1 - 1e-9))
+    return [i * step for i in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
+
+
 def _render_svg(
     title: str, lines: Sequence[Line], y_limits: tuple[float, float], marks_kimg: Sequence[float]
 ) -> Markup:
-    import matplotlib  # importing it takes half a second, which training need not wait for
-    from matplotlib.backends.backend_svg import FigureCanvasSVG
-    from matplotlib.figure import Figure
+    kimg = np.concatenate([np.asarray(line.kimg, float) for line in lines])
+    low, high = float(kimg.min()), float(kimg.max())
+    margin = 0.02 * (high - low) or 0.1 * abs(high) or 1.0
+    area = _PlotArea((low - margin, high + margin), y_limits)
+    max_points = MAX_POINTS * 3 // max(3, len(lines))
+    elements = [*area.draw_axes(), area.begin_clip()]
+    elements += [area.draw_mark(mark) for mark in marks_kimg]
+    elements += [area.draw_line(line, max_points) for line in lines]
+    label = escape(f"{title}: {', '.join(line.name for line in lines)} over kimg")
+    box = f"0 0 {WIDTH} {HEIGHT}"
+    return Markup(f'<svg viewBox="{box}" role="img" aria-label="{label}">{"".join(elements)}</svg></svg>')
 
-    ink, rule = _PLACEHOLDER_COLOURS["ink-soft"], _PLACEHOLDER_COLOURS["rule"]
-    salt = title  # ids differ between the charts of a page, but not from one rendering to the next
-    with matplotlib.rc_context(
-        {
-            "svg.fonttype": "none",
-            "svg.hashsalt": salt,
-            "font.size": 10,
-            "axes.edgecolor": rule,
-            "xtick.color": ink,
-            "ytick.color": ink,
-        }
-    ):
-        figure = Figure(figsize=(5, 2.4), dpi=72, frameon=False)  # 360 x 173: a phone's width, text unscaled
-        axes = figure.add_axes((0.13, 0.15, 0.86, 0.82))
-        for mark in marks_kimg:
-            axes.axvline(mark, color=_PLACEHOLDER_COLOURS["alarm"], linewidth=1, linestyle=(0, (2, 2)))
-        for line in lines:
-            _plot_line(axes, line, MAX_POINTS * 3 // max(3, len(lines)))
-        axes.set_ylim(y_limits)
-        _style_axes(axes)
-        text = io.StringIO()
-        FigureCanvasSVG(figure).print_svg(text)
-    label = f"{title}: {', '.join(line.name for line in lines)} over kimg"
-    return _inline_svg(text.getvalue(), label)
+
+@dataclass(frozen=True)
+class _PlotArea:
+    """Maps values to pixels, and draws. Coordinates are those of the whole chart."""
+
+    x_limits: tuple[float, float]
+    y_limits: tuple[float, float]
+
+    def x(self, kimg: NDArray[np.float64] | float) -> NDArray[np.float64]:
+        low, high = self.x_limits
+        return LEFT + (np.asarray(kimg) - low) / (high - low) * (RIGHT - LEFT)
+
+    def y(self, values: NDArray[np.float64] | float) -> NDArray[np.float64]:
+        """Values far beyond the axis are moved to where it does not show: they may be 1e29 times its length."""
+        low, high = self.y_limits
+        return np.clip(BOTTOM - (np.asarray(values) - low) / (high - low) * (BOTTOM - TOP), -1e4, 1e4)
+
+    def draw_axes(self) -> Iterator[str]:
+        """Yield the ticks of both axes, the lines across, and the line below."""
+        x_ticks = nice_ticks(*self.x_limits, 6)
+        y_ticks = nice_ticks(*self.y_limits, 5)
+        lines = "".join(f"M{LEFT} {self.y(tick):.5g}H{RIGHT}" for tick in y_ticks)
+        yield f'<path d="{lines}" stroke="var(--rule)" stroke-width=".6"/>'
+        yield f'<path d="M{LEFT} {BOTTOM}H{RIGHT}" stroke="var(--rule)" stroke-width=".8"/>'
+        yield '<g fill="var(--ink-soft)" font-size="10">'
+        for tick in x_ticks:
+            yield f'<text x="{self.x(tick):.5g}" y="{BOTTOM + 14}" text-anchor="middle">{_format_tick(tick)}</text>'
+        for tick in y_ticks:
+            yield f'<text x="{LEFT - 5}" y="{self.y(tick) + 3.5:.5g}" text-anchor="end">{_format_tick(tick)}</text>'
+        yield "</g>"
+
+    def begin_clip(self) -> str:
+        """Begin an element that shows only what is within the axes. (Inner `svg` elements clip, and need no id.)"""
+        width, height = RIGHT - LEFT, BOTTOM - TOP
+        size = f'x="{LEFT}" y="{TOP}" width="{width}" height="{height}"'
+        return f'<svg {size} viewBox="{LEFT} {TOP} {width} {height}" style="overflow:hidden" fill="none">'
+
+    def draw_mark(self, kimg: float) -> str:
+        """Draw a vertical line."""
+        return f'<path d="M{self.x(kimg):.5g} {TOP}V{BOTTOM}" stroke="var(--alarm)" stroke-dasharray="2 2"/>'
+
+    def draw_line(self, line: Line, max_points: int) -> str:
+        """Draw a line, with gaps at values that cannot be drawn, and with points if there are few values."""
+        values = np.where(_is_drawable(line.values), np.asarray(line.values, float), np.nan)
+        indices = downsample_indices(values, max_points)
+        pixels = np.stack([self.x(np.asarray(line.kimg, float)[indices]), self.y(values[indices])], axis=1)
+        starts = np.isfinite(values[indices]) & ~np.isfinite(np.r_[np.nan, values[indices][:-1]])
+        has_dots = np.isfinite(values).sum() <= MAX_DOTS
+        path, dots = "", ""
+        for (x, y), is_start in zip(pixels, starts):
+            if np.isfinite(y):
+                dots += f"M{x:.5g} {y:.5g}h0"
+                path += f"M{x:.5g} {y:.5g}h0" if is_start else f"L{x:.5g} {y:.5g}"
+        style = f'stroke="var(--{line.colour})" stroke-linejoin="round" stroke-linecap="round"'
+        dashes = ' stroke-dasharray="5 2.5"' if line.dashed else ""
+        drawn = f'<path d="{path}" {style} stroke-width="{1.4 if has_dots else 1.1}"{dashes}/>'
+        return drawn + (f'<path d="{dots}" {style} stroke-width="4"/>' if has_dots else "")
 
 
 def _is_drawable(values: Sequence[float] | NDArray[np.float64]) -> NDArray[np.bool_]:
     return np.abs(np.asarray(values, float)) < 1e30  # False for nan; larger values overflow while drawing
 
 
-def _plot_line(axes: Axes, line: Line, max_points: int) -> None:
-    kimg = np.asarray(line.kimg, float)
-    values = np.asarray(line.values, float)
-    values = np.where(_is_drawable(values), values, np.nan)
-    indices = downsample_indices(values, max_points)
-    has_markers = np.isfinite(values).sum() <= 40
-    axes.plot(
-        kimg[indices],
-        values[indices],
-        color=_PLACEHOLDER_COLOURS[line.colour],
-        linestyle="--" if line.dashed else "-",
-        linewidth=1.4 if has_markers else 1.1,
-        marker="o" if has_markers else None,
-        markersize=3,
-    )
-
-
-def _style_axes(axes: Axes) -> None:
-    from matplotlib.ticker import FuncFormatter, MaxNLocator
-
-    axes.patch.set_visible(False)
-    axes.spines[["top", "right", "left"]].set_visible(False)
-    axes.grid(axis="y", color=_PLACEHOLDER_COLOURS["rule"], linewidth=0.6)
-    axes.set_axisbelow(True)
-    axes.tick_params(length=0, pad=5)
-    axes.margins(x=0.02)
-    for axis, ticks in ((axes.xaxis, 6), (axes.yaxis, 5)):
-        axis.set_major_locator(MaxNLocator(ticks, steps=[1, 2, 2.5, 5, 10]))
-        axis.set_major_formatter(FuncFormatter(_format_tick))
-
-
-def _format_tick(value: float, _: int | None) -> str:
+def _format_tick(value: float) -> str:
     if abs(value) >= 1e6:
         text = f"{value / 1e6:,.6g} M"
     elif 0 < abs(value) < 1e-4:
@@ -179,23 +183,3 @@ def _format_tick(value: float, _: int | None) -> str:
     else:
         text = f"{value:,.8g}"
     return text.replace("-", number_format.MINUS)
-
-
-def _inline_svg(svg: str, label: str) -> Markup:
-    """Make matplotlib's SVG file an element of a page: without prologue, metadata, fonts and colours.
-
-    The only text from the run is `label`, which is escaped; the page writes titles and legends itself.
-    """
-    body = svg[svg.index("</defs>") + len("</defs>") :]
-    box = re.search(r'viewBox="([^"]*)"', svg)
-    assert box is not None
-    body = re.sub(r"<!--.*?-->", "", body, flags=re.DOTALL)
-    body = re.sub(
-        r' id="(?![mp][0-9a-f]{10}")[^"]*"', "", body
-    )  # keep the ids of markers and clips, which are referenced
-    body = re.sub(r' d="[^"]*"', lambda path: re.sub(r"(\.\d\d)\d+", r"\1", path[0]), body)
-    body = re.sub(r"font: [^;\"]*;?|font-family: [^;\"]*;?", "", body)
-    body = re.sub(r"\s*\n\s*", " ", body).replace("xlink:href", "href")
-    for colour, name in CSS_COLOURS.items():
-        body = body.replace(colour, f"var(--{name})")
-    return Markup(f'<svg viewBox="{box[1]}" role="img" aria-label="{escape(label)}">{body}')

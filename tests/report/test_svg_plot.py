@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from paragan.report import number_format
-from paragan.report.svg_plot import MAX_POINTS, Line, axis_limits, downsample_indices, make_chart
+from paragan.report.svg_plot import MAX_POINTS, Line, axis_limits, downsample_indices, make_chart, nice_ticks
 
 
 def line(values, name="G"):
@@ -67,6 +67,29 @@ def test_tick_labels_are_exact():
     ]
     heights = labels[-5:]
     assert heights == pytest.approx([0, 0.025, 0.05, 0.075, 0.1])
+
+
+@pytest.mark.parametrize("span", [1e-300, 3e-9, 0.7, 1, 42, 1e29])
+@pytest.mark.parametrize("low", [-1.3, 0, 0.9])
+def test_ticks_are_few_and_within_the_axis(low, span):
+    ticks = nice_ticks(low * span, (low + 1) * span, 5)
+    assert 2 <= len(ticks) <= 6
+    step = ticks[1] - ticks[0]
+    assert np.diff(ticks) == pytest.approx(np.full(len(ticks) - 1, step))
+    assert low * span - step / 1e6 <= ticks[0]
+    assert ticks[-1] <= (low + 1) * span + step / 1e6
+
+
+def test_a_line_is_drawn_where_its_values_are():
+    chart = make_chart("Losses", "", [line([0, 100, np.nan, 50, np.nan, 0, 100])], 0)
+    assert chart is not None
+    (path,) = re.findall(r'<path d="(M[^"]*)" stroke="var\(--g\)"[^>]* stroke-width="1.4"', chart.svg)
+    segments = [re.findall(r"[ML]([\d.]+) ([\d.]+)", text) for text in path.split("M")[1:] for text in ["M" + text]]
+    assert [len(points) for points in segments] == [2, 1, 2]  # gaps, and a value alone between two
+    (x0, bottom), (x1, top) = (tuple(map(float, point)) for point in segments[0])
+    assert bottom > top  # y points downwards
+    assert float(segments[1][0][1]) == pytest.approx((bottom + top) / 2, abs=0.02)
+    assert float(segments[2][1][0]) - x0 == pytest.approx(6 * (x1 - x0), abs=0.1)
 
 
 def test_a_drawing_is_an_element_of_its_page():
