@@ -12,22 +12,26 @@ from typing import Any
 
 import pytest
 
-from elastic_ranks import RankProcesses, longest_pause
+from elastic_ranks import PACED_ROUNDS, RankProcesses, longest_pause
 from processes import free_port, list_checkpoints, logged_steps, usage_error, wait_for_step, wait_until
 
 pytestmark = pytest.mark.kill
 
 PEER_TIMEOUT_S = 3
-GOSSIP = ("--strategy=gossip", "--lanes=4", f"--strategy.peer_timeout_s={PEER_TIMEOUT_S}", "--kimg=4.8")  # 300 steps
-LAST_STEP = 300
-SHORT, SHORT_LAST_STEP = "--kimg=2.4", 150  # where no rank comes back to a run that goes on
+GOSSIP = ("--strategy=gossip", "--lanes=4", f"--strategy.peer_timeout_s={PEER_TIMEOUT_S}", "--kimg=1.28")  # 80 steps
+LAST_STEP = 80
+SHORT, SHORT_LAST_STEP = "--kimg=0.96", 60  # where no rank comes back to a run that goes on
+FIRST_STEP = 10  # the first loss is after this one
 
 
 class GossipRanks(RankProcesses):
-    """The ranks of a gossip run of `LAST_STEP` steps, unless `more` says otherwise."""
+    """The ranks of a gossip run of `LAST_STEP` steps, unless `more` says otherwise.
+
+    A round takes a tenth of a second at least: a rank that comes back must not find the run at its end.
+    """
 
     def __init__(self, run: Path, processes: Any, *more: str, size: int = 4, patch: str = ""):
-        super().__init__(run, processes, *GOSSIP, *more, size=size, patch=patch)
+        super().__init__(run, processes, *GOSSIP, *more, size=size, patch=PACED_ROUNDS + patch)
 
 
 @pytest.mark.parametrize(
@@ -41,7 +45,7 @@ class GossipRanks(RankProcesses):
 )
 def test_killed_rank_rejoins(victim, strategy, tmp_path, processes):
     ranks = GossipRanks(tmp_path / "run", processes, f"--strategy={strategy}")
-    wait_for_step(ranks.run, 40)
+    wait_for_step(ranks.run, FIRST_STEP)
     ranks.send_signal(signal.SIGKILL, victim)
     assert longest_pause(ranks.run, PEER_TIMEOUT_S, LAST_STEP) < PEER_TIMEOUT_S
     others = [rank for rank in range(4) if rank != victim]
@@ -57,29 +61,29 @@ def test_killed_rank_rejoins(victim, strategy, tmp_path, processes):
 
 def test_a_rank_of_an_accelerator_is_killed_and_rejoins(tmp_path, processes):
     patch = "import standin; standin.replace_cuda()"
-    ranks = GossipRanks(tmp_path / "run", processes, "--device.kind=cuda", "--kimg=0.96", size=3, patch=patch)
+    ranks = GossipRanks(tmp_path / "run", processes, "--device.kind=cuda", "--kimg=0.64", size=3, patch=patch)
     wait_for_step(ranks.run, 3)
     ranks.send_signal(signal.SIGKILL, 2)
     ranks.wait_for_event(lambda row: row["lost"] == [2])
     ranks.restart(2)
     ranks.wait_for_event(lambda row: row["joined"] == [2])
-    ranks.assert_finished(0, 1, 2, last_step=60)
+    ranks.assert_finished(0, 1, 2, last_step=40)
 
 
 def test_frozen_rank_is_left_out_until_it_wakes(tmp_path, processes):
-    ranks = GossipRanks(tmp_path / "run", processes)
-    wait_for_step(ranks.run, 40)
+    ranks = GossipRanks(tmp_path / "run", processes, "--kimg=1.92")
+    wait_for_step(ranks.run, FIRST_STEP)
     ranks.send_signal(signal.SIGSTOP, 0)
-    assert longest_pause(ranks.run, 3 * PEER_TIMEOUT_S, LAST_STEP) < 3 * PEER_TIMEOUT_S
+    assert longest_pause(ranks.run, 3 * PEER_TIMEOUT_S, 120) < 3 * PEER_TIMEOUT_S
     ranks.wait_for_event(lambda row: row["lost"] == [0])
     ranks.send_signal(signal.SIGCONT, 0)
     ranks.wait_for_event(lambda row: row["joined"] == [0])
-    ranks.assert_finished(0, 1, 2, 3, last_step=LAST_STEP)
+    ranks.assert_finished(0, 1, 2, 3, last_step=120)
 
 
 def test_two_ranks_killed_at_once(tmp_path, processes):
     ranks = GossipRanks(tmp_path / "run", processes, SHORT)
-    wait_for_step(ranks.run, 40)
+    wait_for_step(ranks.run, FIRST_STEP)
     ranks.send_signal(signal.SIGKILL, 0, 1)
     ranks.wait_for_event(lambda row: row["members"] == [2, 3])
     ranks.assert_finished(2, 3, last_step=SHORT_LAST_STEP)
@@ -89,10 +93,10 @@ def test_two_ranks_killed_at_once(tmp_path, processes):
 def test_second_rank_killed_while_one_is_missing(second, tmp_path, processes):
     """While a rank is missing, the others exchange requests to join at every tick."""
     ranks = GossipRanks(tmp_path / "run", processes, SHORT, "--output.tick_kimg=0.016")
-    wait_for_step(ranks.run, 40)
+    wait_for_step(ranks.run, FIRST_STEP)
     ranks.send_signal(signal.SIGKILL, 3)
     ranks.wait_for_event(lambda row: row["lost"] == [3])
-    wait_for_step(ranks.run, logged_steps(ranks.run)[-1] + 20)
+    wait_for_step(ranks.run, logged_steps(ranks.run)[-1] + 10)
     ranks.send_signal(signal.SIGKILL, second)
     others = [rank for rank in range(3) if rank != second]
     ranks.wait_for_event(lambda row: row["members"] == others, 20)
@@ -102,7 +106,7 @@ def test_second_rank_killed_while_one_is_missing(second, tmp_path, processes):
 def test_two_frozen_ranks_come_back(tmp_path, processes):
     """Neither frozen rank may wait for the other, which is no member either."""
     ranks = GossipRanks(tmp_path / "run", processes, "--lanes=8", "--kimg=9.6", size=5)
-    wait_for_step(ranks.run, 40)
+    wait_for_step(ranks.run, FIRST_STEP)
     ranks.send_signal(signal.SIGSTOP, 0, 1)
     ranks.wait_for_event(lambda row: row["members"] == [2, 3, 4])
     ranks.send_signal(signal.SIGCONT, 0, 1)
@@ -114,7 +118,7 @@ def test_two_frozen_ranks_come_back(tmp_path, processes):
 def test_part_without_a_majority_stops_with_its_checkpoint(tmp_path, processes):
     """With two of four ranks silent, the other two cannot know whether those continue."""
     ranks = GossipRanks(tmp_path / "run", processes)
-    wait_for_step(ranks.run, 40)
+    wait_for_step(ranks.run, FIRST_STEP)
     members = (ranks.run / "members.json").read_bytes()
     ranks.send_signal(signal.SIGSTOP, 2, 3)
     assert [ranks.started[rank].wait() for rank in (0, 1)] == [3, 3]
@@ -127,7 +131,7 @@ def test_part_without_a_majority_stops_with_its_checkpoint(tmp_path, processes):
 
 def test_frozen_ranks_continue_where_the_others_stopped(tmp_path, processes):
     ranks = GossipRanks(tmp_path / "run", processes, SHORT)
-    wait_for_step(ranks.run, 40)
+    wait_for_step(ranks.run, FIRST_STEP)
     ranks.send_signal(signal.SIGSTOP, 2, 3)
     assert [ranks.started[rank].wait() for rank in (0, 1)] == [3, 3]
     ranks.send_signal(signal.SIGCONT, 2, 3)  # the other two have ended, so these are all that remain
@@ -136,7 +140,7 @@ def test_frozen_ranks_continue_where_the_others_stopped(tmp_path, processes):
 
 def test_last_rank_stops_with_a_checkpoint_for_all(tmp_path, processes):
     ranks = GossipRanks(tmp_path / "run", processes, SHORT)
-    wait_for_step(ranks.run, 40)
+    wait_for_step(ranks.run, FIRST_STEP)
     ranks.send_signal(signal.SIGKILL, 0, 1, 3)
     assert ranks.started[2].wait() == 3
     assert "rank 0, 1, 3 have ended: no other rank remains" in ranks.started[2].err
@@ -149,7 +153,7 @@ def test_last_rank_stops_with_a_checkpoint_for_all(tmp_path, processes):
 
 def test_repeated_kills(tmp_path, processes):
     ranks = GossipRanks(tmp_path / "run", processes, "--kimg=64")
-    wait_for_step(ranks.run, 20)
+    wait_for_step(ranks.run, FIRST_STEP)
     rng = random.Random(0)
     for kill in range(20 if "PARAGAN_SOAK" in os.environ else 6):
         victim = rng.randrange(4)
@@ -168,7 +172,7 @@ def test_repeated_kills(tmp_path, processes):
 def test_repeated_freezes(tmp_path, processes):
     """Freeze random ranks, for less and for more than the peer timeout."""
     ranks = GossipRanks(tmp_path / "run", processes, "--kimg=64")
-    wait_for_step(ranks.run, 20)
+    wait_for_step(ranks.run, FIRST_STEP)
     rng = random.Random(1)
     for freeze in range(10):
         victim = rng.randrange(4)
@@ -189,7 +193,7 @@ def test_repeated_freezes(tmp_path, processes):
 
 def test_rank_with_another_config_is_rejected(tmp_path, processes):
     ranks = GossipRanks(tmp_path / "run", processes)
-    wait_for_step(ranks.run, 40)
+    wait_for_step(ranks.run, FIRST_STEP)
     ranks.send_signal(signal.SIGKILL, 3)
     ranks.wait_for_event(lambda row: row["lost"] == [3])
     other = ranks.start(3, "--g.optimizer.lr=0.5")

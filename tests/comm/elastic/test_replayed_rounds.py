@@ -57,7 +57,7 @@ def undisturbed(folder: Path, processes: Any, *more: str) -> Path:
 
 def test_random_kills_leave_the_model_as_it_would_have_been(tmp_path, processes):
     ranks = RankProcesses(tmp_path / "run", processes, *ELASTIC, ENDLESS, patch=IN_FLOAT64)
-    wait_for_step(ranks.run, 20)
+    wait_for_step(ranks.run, 10)
     for victims in ([0], [1, 2], [3]):
         ranks.send_signal(signal.SIGKILL, *victims)
         wait_until(lambda v=victims: not {*v} & {*ranks.members()}, 20, f"the others go on without {victims}")
@@ -114,7 +114,7 @@ def test_a_round_that_ended_on_some_ranks_only(player, tmp_path, processes):
 
 def test_quantized_training_takes_a_killed_rank_back(tmp_path, processes):
     ranks = RankProcesses(tmp_path / "run", processes, "--strategy=quantized", *ELASTIC, ENDLESS)
-    wait_for_step(ranks.run, 20)
+    wait_for_step(ranks.run, 10)
     ranks.send_signal(signal.SIGKILL, 0)
     lost = ranks.wait_for_event(lambda row: row["lost"] == [0])
     assert lost["members"] == [1, 2, 3]
@@ -130,7 +130,7 @@ def test_quantized_training_takes_a_killed_rank_back(tmp_path, processes):
 
 def test_local_steps_go_on_without_a_frozen_rank_and_take_it_back(tmp_path, processes):
     ranks = RankProcesses(tmp_path / "run", processes, "--strategy.sync_period=4", *ELASTIC, ENDLESS)
-    wait_for_step(ranks.run, 20)
+    wait_for_step(ranks.run, 10)
     ranks.send_signal(signal.SIGSTOP, 2)
     ranks.wait_for_event(lambda row: row["lost"] == [2], 3 * PEER_TIMEOUT_S)
     ranks.send_signal(signal.SIGCONT, 2)
@@ -160,7 +160,7 @@ def test_a_rank_that_comes_back_with_other_data_is_refused(tmp_path, processes):
 def test_the_last_rank_goes_on_if_the_others_have_exited(tmp_path, processes):
     more = "--strategy=DQGAN", "--g.optimizer=sgd", "--d.optimizer=sgd", "--strategy.min_ranks=1", ENDLESS
     ranks = RankProcesses(tmp_path / "run", processes, *ELASTIC, *more)
-    wait_for_step(ranks.run, 20)
+    wait_for_step(ranks.run, 10)
     ranks.send_signal(signal.SIGKILL, 0, 1, 3)
     ranks.wait_for_event(lambda row: row["members"] == [2])
     wait_for_step(ranks.run, logged_steps(ranks.run)[-1] + 5)
@@ -173,7 +173,7 @@ def test_the_last_rank_goes_on_if_the_others_have_exited(tmp_path, processes):
 def test_a_part_without_a_majority_stops_with_its_checkpoint(tmp_path, processes):
     """Also with min_ranks=1: silent ranks may be training on."""
     ranks = RankProcesses(tmp_path / "run", processes, *ELASTIC, "--strategy.min_ranks=1", ENDLESS)
-    wait_for_step(ranks.run, 20)
+    wait_for_step(ranks.run, 10)
     ranks.send_signal(signal.SIGSTOP, 2, 3)
     assert [ranks.started[rank].wait() for rank in (0, 1)] == [3, 3]
     assert "rank 2, 3 cannot be reached, and rank 0, 1 are no majority" in ranks.started[0].err

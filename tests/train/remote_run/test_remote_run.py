@@ -5,8 +5,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -29,7 +27,17 @@ from paragan.train.remote_run import ownership, upload
 from paragan.train.remote_run.ownership import Ownership, OwnershipLost
 from paragan.train.remote_run.remote_run import download_run, wait_for_uploads
 from paragan.train.remote_run.upload import Uploader
-from processes import LONG_RUN_ARG, free_port, run_cli, train_args, train_tiny, usage_error, wait_until
+from processes import (
+    LONG_RUN_ARG,
+    CliProcess,
+    CliProcesses,
+    free_port,
+    run_cli,
+    train_args,
+    train_tiny,
+    usage_error,
+    wait_until,
+)
 from servers import S3Server
 
 CHECKPOINTS = "--output.checkpoint_kimg=0.08"  # every five steps
@@ -81,31 +89,23 @@ def bucket(server: S3Server, tmp_path: Path) -> Iterator[Bucket]:
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    """The model of the run on this machine alone, in a process like those of the others."""
-    folder = tmp_path_factory.mktemp("undisturbed") / "run"
-    status, output = finish(start(folder.parent, *train_args(folder, LONG_RUN_ARG, CHECKPOINTS)))
-    assert status == 0, output
-    return model_of(folder)
+    """The model of the run on this machine alone."""
+    return model_of(train_tiny(tmp_path_factory.mktemp("undisturbed") / "run", LONG_RUN_ARG, CHECKPOINTS))
 
 
-def start(machine: Path, *arguments: str, **env: str) -> subprocess.Popen[str]:
+def start(processes: CliProcesses, machine: Path, *arguments: str, **env: str) -> CliProcess:
     """Start a command on a machine: with a home of its own."""
-    command = [sys.executable, "-W", "ignore", "-m", "paragan", *arguments]
-    environment = {**os.environ, "XDG_CACHE_HOME": str(machine), **env}
-    return subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
-    )
+    return processes.start_forked(*arguments, **{**os.environ, "XDG_CACHE_HOME": str(machine), **env})
 
 
-def finish(process: subprocess.Popen[str], timeout_s: float = 400) -> tuple[int, str]:
-    output, _ = process.communicate(timeout=timeout_s)
-    return process.returncode, output
+def finish(process: CliProcess, timeout_s: float = 400) -> tuple[int, str]:
+    return process.wait(timeout_s), process.out + process.err
 
 
-def wait_for(condition: Any, process: subprocess.Popen[str], timeout_s: float = 200) -> None:
+def wait_for(condition: Any, process: CliProcess, timeout_s: float = 200) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
-        assert process.poll() is None, process.communicate()[0]
+        assert process.status() is None, process.out + process.err
         assert time.monotonic() < deadline
         time.sleep(0.05)
 
@@ -114,13 +114,15 @@ def model_of(folder: Path) -> bytes:
     return (folder / "model" / "model.safetensors").read_bytes()
 
 
-def test_a_run_whose_machine_is_taken_away_goes_on_on_another(bucket: Bucket, undisturbed: bytes, tmp_path: Path):
+def test_a_run_whose_machine_is_taken_away_goes_on_on_another(
+    bucket: Bucket, undisturbed: bytes, tmp_path: Path, processes: CliProcesses
+):
     arguments = train_args(bucket.address, LONG_RUN_ARG, CHECKPOINTS)  # pyright: ignore[reportArgumentType]
-    first = start(tmp_path / "first", *arguments)
+    first = start(processes, tmp_path / "first", *arguments)
     wait_for(bucket.manifests, first)
-    os.killpg(first.pid, signal.SIGKILL)
+    first.send_signal(signal.SIGKILL)
     first.wait()
-    status, output = finish(start(tmp_path / "second", *arguments))
+    status, output = finish(start(processes, tmp_path / "second", *arguments))
     assert status == 0, output
     assert "still trains there" in output  # the former one did not say that it ends
     assert "resumed from" in output
@@ -134,16 +136,18 @@ def test_a_run_whose_machine_is_taken_away_goes_on_on_another(bucket: Bucket, un
     assert json.loads(bucket.get("owner.json")).keys() == {"run", "session"}  # the next one need not wait
 
 
-def test_a_stopped_run_says_so_and_goes_on_at_once(bucket: Bucket, undisturbed: bytes, tmp_path: Path):
+def test_a_stopped_run_says_so_and_goes_on_at_once(
+    bucket: Bucket, undisturbed: bytes, tmp_path: Path, processes: CliProcesses
+):
     arguments = train_args(bucket.address, LONG_RUN_ARG, CHECKPOINTS)  # pyright: ignore[reportArgumentType]
-    first = start(tmp_path / "first", *arguments)
+    first = start(processes, tmp_path / "first", *arguments)
     wait_for(bucket.manifests, first)
     first.send_signal(signal.SIGTERM)
     status, output = finish(first)
     assert status == 3, output
     step = int(json.loads(bucket.get("stats.jsonl").splitlines()[-1])["Progress/step"])
     assert f"checkpoints/{step:08d}/checkpoint.json" in bucket.objects()  # the last one was uploaded
-    status, output = finish(start(tmp_path / "second", *arguments))
+    status, output = finish(start(processes, tmp_path / "second", *arguments))
     assert status == 0, output
     assert "still trains there" not in output
     assert bucket.get("model/model.safetensors") == undisturbed
@@ -444,20 +448,22 @@ def test_what_is_there_is_complete_at_every_moment(tmp_path: Path, monkeypatch: 
     assert "members.json" not in there
 
 
-def test_ranks_without_shared_storage_leave_one_checkpoint(bucket: Bucket, tmp_path: Path):
+def test_ranks_without_shared_storage_leave_one_checkpoint(bucket: Bucket, tmp_path: Path, processes: CliProcesses):
     """Two hosts, each with a disk of its own: rank 1 has residuals, which only it can upload."""
     options = ["--strategy=quantized", "--strategy.wire=int4", CHECKPOINTS, LONG_RUN_ARG]
     arguments = train_args(bucket.address, *options)  # pyright: ignore[reportArgumentType]
 
-    def start_ranks(hosts: str) -> list[subprocess.Popen[str]]:
+    def start_ranks(hosts: str) -> list[CliProcess]:
         launch = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
         launch |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
-        return [start(tmp_path / f"{hosts}{rank}", *arguments, RANK=str(rank), **launch) for rank in range(2)]
+        return [
+            start(processes, tmp_path / f"{hosts}{rank}", *arguments, RANK=str(rank), **launch) for rank in range(2)
+        ]
 
     ranks = start_ranks("old")
     wait_for(bucket.manifests, ranks[0])
     for process in ranks:
-        os.killpg(process.pid, signal.SIGKILL)
+        process.send_signal(signal.SIGKILL)
     for process in ranks:
         process.wait()
     (name,) = {manifest.split("/")[1] for manifest in bucket.manifests()[-1:]}
@@ -465,14 +471,16 @@ def test_ranks_without_shared_storage_leave_one_checkpoint(bucket: Bucket, tmp_p
     results = [finish(process) for process in start_ranks("new")]
     assert [status for status, _ in results] == [0, 0], results
     other = tmp_path / "other"
-    command = [sys.executable, "-m", "paragan", *train_args(other, "--ranks=2", *options)]
-    subprocess.run(command, check=True, capture_output=True, timeout=400)
+    local = [finish(rank) for rank in processes.start_ranks(2, *train_args(other, *options))]
+    assert [status for status, _ in local] == [0, 0], local
     assert bucket.get("model/model.safetensors") == model_of(other)
 
 
-def test_training_goes_on_without_the_bucket(bucket: Bucket, undisturbed: bytes, tmp_path: Path):
+def test_training_goes_on_without_the_bucket(
+    bucket: Bucket, undisturbed: bytes, tmp_path: Path, processes: CliProcesses
+):
     arguments = train_args(bucket.address, LONG_RUN_ARG, CHECKPOINTS, "--output.upload_s=5")  # pyright: ignore
-    process = start(tmp_path / "machine", *arguments)
+    process = start(processes, tmp_path / "machine", *arguments)
     wait_for(bucket.manifests, process)
     bucket.client.delete_objects(
         Bucket=bucket.name, Delete={"Objects": [{"Key": f"runs/a/{name}"} for name in bucket.objects()]}
@@ -491,18 +499,20 @@ def test_training_goes_on_without_the_bucket(bucket: Bucket, undisturbed: bytes,
     (copy,) = (tmp_path / "machine" / "paragan" / "runs").iterdir()
     assert model_of(copy) == undisturbed
     bucket.client.create_bucket(Bucket=bucket.name)
-    status, output = finish(start(tmp_path / "machine", *arguments))
+    status, output = finish(start(processes, tmp_path / "machine", *arguments))
     assert status == 2, output
     assert f"is empty, but {copy} is a copy of it at 1.6 kimg. Remove that copy to start again, or continue" in output
-    status, output = finish(start(tmp_path / "machine", *arguments, f"--run-dir={copy}"))
+    status, output = finish(start(processes, tmp_path / "machine", *arguments, f"--run-dir={copy}"))
     assert status == 0, output
 
 
-def test_missing_uploads_are_the_status_of_a_run_whose_ranks_may_be_lost(bucket: Bucket, tmp_path: Path):
+def test_missing_uploads_are_the_status_of_a_run_whose_ranks_may_be_lost(
+    bucket: Bucket, tmp_path: Path, processes: CliProcesses
+):
     """The launcher of a gossip run takes the status of any rank: all have to know what rank 0 could not upload."""
     options = ["--strategy=gossip", "--ranks=2", "--output.upload_s=2", LONG_RUN_ARG, CHECKPOINTS]
     arguments = train_args(bucket.address, *options)  # pyright: ignore[reportArgumentType]
-    process = start(tmp_path / "machine", *arguments)
+    process = start(processes, tmp_path / "machine", *arguments)
     wait_for(bucket.manifests, process)
     while objects := bucket.objects():
         for name in objects:
@@ -541,12 +551,12 @@ def signal_after(pause_s: float) -> Iterator[None]:
         timer.join()
 
 
-def test_a_bucket_without_rights_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_bucket_without_rights_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, processes: CliProcesses):
     with servers.run_faulty() as server:
         server.responses = [servers.respond_status(403)]
         for name, value in S3Server(server.url).environment.items():
             monkeypatch.setenv(name, value)
-        status, output = finish(start(tmp_path / "machine", *train_args("s3://bucket/run")))  # pyright: ignore
+        status, output = finish(start(processes, tmp_path / "machine", *train_args("s3://bucket/run")))  # pyright: ignore
     assert status == 2
     (line,) = [line for line in output.splitlines() if "paragan:" in line]
     assert "--run-dir: s3://bucket/run: it denies access (403): set AWS_ACCESS_KEY_ID" in line
