@@ -39,6 +39,7 @@ COMMANDS = {  # of every result: a module of benchmarks/ and its arguments
     "health_healthy": "quality.health healthy",
     "health_planted": "quality.health planted --kimg 16 --seeds 6",
     "lab": "comm.slow_links wires",
+    "install_size": "speed.install_size --reference ../before",
     "labels_quality_digits": "quality.per_label_quality digits --minutes 4",
     "labels_quality_fashion": "quality.per_label_quality fashion --minutes 10",
     "labels_queue": "per_label.per_label queue --seconds 12",

@@ -7,7 +7,10 @@ from typing import Any
 
 from benchmarks.figures.registry import Page, Statement
 
-PAGE = Page("docs/measurements/starting.md", not_measured={"two steps": "a setting", "commit 50284350": "a commit"})
+PAGE = Page(
+    "docs/measurements/starting.md",
+    not_measured={"two steps": "a setting", "commit 50284350": "a commit", "commit 85aa8ac9": "a commit"},
+)
 
 
 @PAGE.states("cold_start")
@@ -20,3 +23,16 @@ def starts(result: Any) -> Iterator[Statement]:
             after,
             times["after"]["ratio to before"]["median"],
         )
+
+
+@PAGE.states("install_size")
+def sizes(result: Any) -> Iterator[Statement]:
+    before, after = (result["totals"][name] for name in ("before", "after"))
+    yield "| MB | {:,.0f} | {:,.0f} |", before["bytes"] / 1e6, after["bytes"] / 1e6
+    yield "| packages | {:d} | {:d} |", before["packages"], after["packages"]
+    torch = result["packages"]["after"]["torch"]
+    yield "| MB without PyTorch | {:,.0f} | {:,.0f} |", *((size["bytes"] - torch) / 1e6 for size in (before, after))
+    yield "SciPy ({:.0f} MB)", result["packages"]["after"]["scipy"] / 1e6
+    packages = result["packages"]["after"]
+    served = packages["tensorboard-data-server"] + packages["grpcio"]
+    yield "TensorBoard ({:.0f} MB, and {:.0f} MB", packages["tensorboard"] / 1e6, served / 1e6

@@ -44,7 +44,6 @@ REQUIRED_PACKAGES = {
     "yaml": "pyyaml",
     "safetensors": "safetensors",
     "PIL": "pillow",
-    "sklearn": "scikit-learn",
     "scipy": "scipy",
     "tensorboard": "tensorboard",
     "jinja2": "jinja2",
