@@ -224,7 +224,7 @@ def wait_until(condition: Callable[[], Any], timeout_s: float = 200, description
     deadline = time.monotonic() + timeout_s
     while not (value := condition()):
         assert time.monotonic() < deadline, f"waited {timeout_s:g} s until {description}"
-        time.sleep(0.005)
+        time.sleep(0.02)
     return value
 
 

@@ -19,7 +19,7 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="reads /proc"),
     pytest.mark.timeout(600),
 ]
-LENGTH = "--kimg=2.4"  # 150 steps
+LENGTH = "--kimg=1.6"  # 100 steps
 MAX_EXTRA_BYTES = 64 << 20
 
 
