@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -105,12 +106,13 @@ def _render_svg(
     margin = 0.02 * (high - low) or 0.1 * abs(high) or 1.0
     area = _PlotArea((low - margin, high + margin), y_limits)
     max_points = MAX_POINTS * 3 // max(3, len(lines))
-    elements = [*area.draw_axes(), area.begin_clip()]
+    clip_id = f"clip-{zlib.crc32(title.encode()):08x}"  # differs between the charts of a page
+    elements = [*area.draw_axes(), _begin_clip(clip_id)]
     elements += [area.draw_mark(mark) for mark in marks_kimg]
     elements += [area.draw_line(line, max_points) for line in lines]
     label = escape(f"{title}: {', '.join(line.name for line in lines)} over kimg")
     box = f"0 0 {WIDTH} {HEIGHT}"
-    return Markup(f'<svg viewBox="{box}" role="img" aria-label="{label}">{"".join(elements)}</svg></svg>')
+    return Markup(f'<svg viewBox="{box}" role="img" aria-label="{label}">{"".join(elements)}</g></svg>')
 
 
 @dataclass(frozen=True)
@@ -143,12 +145,6 @@ class _PlotArea:
             yield f'<text x="{LEFT - 5}" y="{self.y(tick) + 3.5:.5g}" text-anchor="end">{_format_tick(tick)}</text>'
         yield "</g>"
 
-    def begin_clip(self) -> str:
-        """Begin an element that shows only what is within the axes. (Inner `svg` elements clip, and need no id.)"""
-        width, height = RIGHT - LEFT, BOTTOM - TOP
-        size = f'x="{LEFT}" y="{TOP}" width="{width}" height="{height}"'
-        return f'<svg {size} viewBox="{LEFT} {TOP} {width} {height}" style="overflow:hidden" fill="none">'
-
     def draw_mark(self, kimg: float) -> str:
         """Draw a vertical line."""
         return f'<path d="M{self.x(kimg):.5g} {TOP}V{BOTTOM}" stroke="var(--alarm)" stroke-dasharray="2 2"/>'
@@ -169,6 +165,12 @@ class _PlotArea:
         dashes = ' stroke-dasharray="5 2.5"' if line.dashed else ""
         drawn = f'<path d="{path}" {style} stroke-width="{1.4 if has_dots else 1.1}"{dashes}/>'
         return drawn + (f'<path d="{dots}" {style} stroke-width="4"/>' if has_dots else "")
+
+
+def _begin_clip(clip_id: str) -> str:
+    """Begin a group of which only what is within the axes is shown."""
+    area = f'<rect x="{LEFT}" y="{TOP}" width="{RIGHT - LEFT}" height="{BOTTOM - TOP}"/>'
+    return f'<clipPath id="{clip_id}">{area}</clipPath><g clip-path="url(#{clip_id})" fill="none">'
 
 
 def _is_drawable(values: Sequence[float] | NDArray[np.float64]) -> NDArray[np.bool_]:
