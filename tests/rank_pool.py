@@ -95,8 +95,8 @@ class RankPool:
         for rank, connection in enumerate(connections):
             assert connection.poll(TIMEOUT_S), f"rank {rank} did not answer"
             results.append(connection.recv())
-        for rank, (succeeded, result) in enumerate(results):
-            assert succeeded, f"rank {rank}:\n{result}"
+        errors = [f"rank {rank}:\n{result}" for rank, (succeeded, result) in enumerate(results) if not succeeded]
+        assert not errors, "\n".join(errors)  # of all: the first to fail makes the others fail
         return [cloudpickle.loads(result) for _, result in results]
 
     def _restart(self, device: str) -> None:
