@@ -18,6 +18,7 @@ PAGE = Page(
         "--minutes 10": "a setting",
         "`strategy.peer_timeout_s=1`": "a setting",
         "every 30 s": "a setting",
+        "15 s or more apart; D pauses 0.4 s": "settings",
         "below 5 s after a death, three timeouts after a freeze, and 98 %": "the aims",
     },
 )
@@ -44,3 +45,11 @@ def share_of_a_start(starts: Any, losses: Any) -> Iterator[Statement]:
     yield text, seconds, available, 100 * seconds / available
     text = "the timeout of {:.0f} s is over, {:.1f} % of a period"
     yield text, losses["timeout"], 100 * losses["timeout"] / losses["period"]
+
+
+@PAGE.states("loss_float64")
+def distances(result: Any) -> Iterator[Statement]:
+    (row,) = result["rows"]
+    text = "{:.2f} kimg and {:d} deaths, the averaged generator differs from that of a run without losses by {:.1e}"
+    yield text, row["kimg"], row["losses"], row["distance"]
+    yield "Networks in float64, {:d} ranks", result["ranks"]
