@@ -40,9 +40,9 @@ def sizes(result: Any) -> Iterator[Statement]:
     before, after = (result["totals"][name] for name in ("before", "after"))
     yield "| MB | {:,.0f} | {:,.0f} |", before["bytes"] / 1e6, after["bytes"] / 1e6
     yield "| packages | {:d} | {:d} |", before["packages"], after["packages"]
-    torch = result["packages"]["after"]["torch"]
-    yield "| MB without PyTorch | {:,.0f} | {:,.0f} |", *((size["bytes"] - torch) / 1e6 for size in (before, after))
-    yield "SciPy ({:.0f} MB)", result["packages"]["after"]["scipy"] / 1e6
     packages = result["packages"]["after"]
+    without_torch = ((total["bytes"] - packages["torch"]) / 1e6 for total in (before, after))
+    yield "| MB without PyTorch | {:,.0f} | {:,.0f} |", *without_torch
+    yield "SciPy ({:.0f} MB)", packages["scipy"] / 1e6
     served = packages["tensorboard-data-server"] + packages["grpcio"]
     yield "TensorBoard ({:.0f} MB, and {:.0f} MB", packages["tensorboard"] / 1e6, served / 1e6

@@ -30,7 +30,7 @@ from paragan.core.devices import backend_of
 # on two CPU cores (1.0 times at 20,000 numbers, 1.3 times faster at 2,000); a guess for devices with streams.
 MAX_BATCHED_NUMBERS = 1 << 14
 MAX_BATCHED_NUMBERS_ON_STREAMS = 1 << 20
-_TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+_TRANSPOSED_CONVOLUTIONS = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
 
 class _SpectralNormOfValues(_SpectralNorm):
@@ -48,7 +48,7 @@ def add_spectral_norm(module: nn.Module) -> nn.Module:
     """Divide the weight of `module` by its largest singular value, and return `module`. Initialise the weight first."""
     weight = module.weight
     assert isinstance(weight, Tensor)
-    dim = 1 if isinstance(module, _TRANSPOSED) else 0  # of the outputs
+    dim = 1 if isinstance(module, _TRANSPOSED_CONVOLUTIONS) else 0  # of the outputs
     register_parametrization(module, "weight", _SpectralNormOfValues(weight, dim=dim))
     return module
 

@@ -123,11 +123,12 @@ class _PlotArea:
     y_limits: tuple[float, float]
 
     def x(self, kimg: NDArray[np.float64] | float) -> NDArray[np.float64]:
+        """Return the pixels from the left."""
         low, high = self.x_limits
         return LEFT + (np.asarray(kimg) - low) / (high - low) * (RIGHT - LEFT)
 
     def y(self, values: NDArray[np.float64] | float) -> NDArray[np.float64]:
-        """Values far beyond the axis are moved to where it does not show: they may be 1e29 times its length."""
+        """Return the pixels from the top. Values far beyond the axis, up to 1e29 times its length, are moved nearer."""
         low, high = self.y_limits
         return np.clip(BOTTOM - (np.asarray(values) - low) / (high - low) * (BOTTOM - TOP), -1e4, 1e4)
 
@@ -150,7 +151,7 @@ class _PlotArea:
         return f'<path d="M{self.x(kimg):.5g} {TOP}V{BOTTOM}" stroke="var(--alarm)" stroke-dasharray="2 2"/>'
 
     def draw_line(self, line: Line, max_points: int) -> str:
-        """Draw a line, with gaps at values that cannot be drawn, and with points if there are few values."""
+        """Draw a line, with gaps at values that cannot be drawn, and with dots if there are few values."""
         values = np.where(_is_drawable(line.values), np.asarray(line.values, float), np.nan)
         indices = downsample_indices(values, max_points)
         pixels = np.stack([self.x(np.asarray(line.kimg, float)[indices]), self.y(values[indices])], axis=1)

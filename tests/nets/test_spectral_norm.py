@@ -1,13 +1,15 @@
 """Power iteration runs once per step, never in a forward, and equals torch's."""
 
 import copy
+from unittest import mock
 
 import pytest
 import torch
 from torch import nn
-from torch.nn.utils.parametrizations import spectral_norm
+from torch.nn.utils.parametrizations import _SpectralNorm, spectral_norm
 
 from paragan.nets.spectral_norm import add_spectral_norm, freeze_power_iteration, power_iteration, train_mode
+from paragan.plan.memory import fake_tensor_mode
 
 NETS = {
     "ours": lambda: nn.Sequential(
@@ -132,3 +134,24 @@ def test_networks_without_spectral_norm_do_not_change():
     net = train_mode(nn.Sequential(nn.Linear(2, 2)))
     power_iteration(net)
     assert net.training
+
+
+@pytest.mark.parametrize(
+    "layer", [nn.Linear(6, 5), nn.Conv2d(3, 4, 3), nn.ConvTranspose2d(3, 4, 3), nn.Embedding(7, 3)]
+)
+def test_a_new_norm_is_that_of_torch(layer):
+    states = []
+    for add in (add_spectral_norm, spectral_norm):
+        torch.manual_seed(0)
+        states.append(add(copy.deepcopy(layer)).state_dict())
+    assert states[0].keys() == states[1].keys()
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+
+
+def test_a_fake_weight_gets_a_norm_without_power_iterations():
+    with fake_tensor_mode(), mock.patch.object(_SpectralNorm, "_power_method") as power_method:
+        norm = add_spectral_norm(nn.Linear(6, 5))
+        assert norm(torch.zeros(2, 6)).shape == (2, 5)
+        train_mode(norm)
+        power_iteration(norm)
+    power_method.assert_not_called()
