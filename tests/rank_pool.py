@@ -14,7 +14,8 @@ import cloudpickle
 
 from processes import free_port
 
-TIMEOUT_S = 240
+ANSWER_TIMEOUT_S = 240
+TIMEOUT_S = 60.0  # of an exchange: other tests may use the processors for seconds
 READY = "ready"
 
 
@@ -36,7 +37,7 @@ def _rank_main(connection: Any, device_name: str) -> None:
         rank, size, port, call = task
         env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
         try:
-            world = World.join(LaunchInfo(rank, size, rank, size), device, 20.0, env)
+            world = World.join(LaunchInfo(rank, size, rank, size), device, TIMEOUT_S, env)
             result = cloudpickle.loads(call)(world)
             world.close()
             connection.send((True, cloudpickle.dumps(result)))
@@ -75,7 +76,7 @@ class RankPool:
             process.start()
             self._ranks[device].append((connection, process))
         for rank, (connection, _) in enumerate(self._ranks[device][first_new:], start=first_new):
-            assert connection.poll(TIMEOUT_S), f"rank {rank} did not start"
+            assert connection.poll(ANSWER_TIMEOUT_S), f"rank {rank} did not start"
             assert connection.recv() == READY
 
     def __call__(self, size: int, job: Callable[[Any], Any], device: str = "cpu") -> list[Any]:
@@ -93,7 +94,7 @@ class RankPool:
     def _collect_results(self, connections: Sequence[Any]) -> list[Any]:
         results = []
         for rank, connection in enumerate(connections):
-            assert connection.poll(TIMEOUT_S), f"rank {rank} did not answer"
+            assert connection.poll(ANSWER_TIMEOUT_S), f"rank {rank} did not answer"
             results.append(connection.recv())
         errors = [f"rank {rank}:\n{result}" for rank, (succeeded, result) in enumerate(results) if not succeeded]
         assert not errors, "\n".join(errors)  # of all: the first to fail makes the others fail

@@ -10,7 +10,7 @@ from torch.utils.data import Sampler
 from paragan.api.joined_world import join
 from paragan.comm.world import World
 from paragan.core.errors import UsageError
-from paragan.core.rng import epoch_permutation, philox_generator
+from paragan.core.philox import epoch_permutation, philox_generator
 
 
 def rng(

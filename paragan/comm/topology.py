@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from paragan.core.errors import UsageError
-from paragan.core.rng import philox_generator
+from paragan.core.philox import philox_generator
 from paragan.core.schema import config_class, name_shorthand
 
 Matrix = NDArray[np.float64]

@@ -16,7 +16,7 @@ from paragan.core.devices import backend_of, pick_device
 from paragan.core.errors import UsageError
 from paragan.core.image_encoding import ImageEncoding, is_user_code
 from paragan.core.image_shape import ImageSize
-from paragan.core.rng import philox_generator
+from paragan.core.philox import philox_generator
 from paragan.data.dataset import Dataset, describe_channels, load_data
 from paragan.data.records.decoder import RecordOptions
 from paragan.data.storage.filesystem import redact_url

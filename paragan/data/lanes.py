@@ -13,7 +13,8 @@ import torch
 
 from paragan.core.devices import backend_of
 from paragan.core.host_copies import copy_to_device
-from paragan.core.rng import CPU, LaneRng, epoch_permutation, philox_generator
+from paragan.core.philox import epoch_permutation, philox_generator
+from paragan.core.rng import CPU, LaneRng
 from paragan.core.types import Batch
 from paragan.data.loader.device_transfer import (
     ModelInput,

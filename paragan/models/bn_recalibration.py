@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from paragan.core.host_copies import copy_to_device
-from paragan.core.rng import philox_generator
+from paragan.core.philox import philox_generator
 from paragan.game.player import Player
 from paragan.models.sampler import DataSource, LatentSource
 

@@ -23,7 +23,7 @@ from torch.nn.utils import parametrize
 
 from paragan.core.atomic_write import atomic_output, require_absent
 from paragan.core.errors import RunError, UsageError
-from paragan.core.rng import philox_generator
+from paragan.core.philox import philox_generator
 from paragan.core.types import primary_array
 from paragan.models.model import Model
 from paragan.models.sampler import PerLabelSampler, Sampler, has_styles

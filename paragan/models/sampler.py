@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from paragan.core.errors import UsageError
 from paragan.core.host_copies import copy_to_device
-from paragan.core.rng import CPU, SampleRng, philox_generator
+from paragan.core.philox import philox_generator
+from paragan.core.rng import CPU, SampleRng
 from paragan.core.types import Batch, primary_array
 from paragan.data.dataset import Dataset
 from paragan.data.loader.device_transfer import read_model_input

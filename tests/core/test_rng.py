@@ -6,7 +6,8 @@ import numpy as np
 import torch
 
 import tiny_run
-from paragan.core.rng import LaneRng, epoch_permutation, philox_generator
+from paragan.core.philox import epoch_permutation, philox_generator
+from paragan.core.rng import LaneRng
 from paragan.data.lanes import LaneLoader
 
 

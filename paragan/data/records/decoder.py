@@ -18,7 +18,7 @@ import numpy as np
 
 from paragan.core.errors import UsageError
 from paragan.core.image_shape import ImageSize
-from paragan.core.rng import philox_generator
+from paragan.core.philox import philox_generator
 from paragan.core.user_imports import import_attribute
 from paragan.data.decode import center_crop_resize, decode_image
 from paragan.data.formats.read_span import max_record_bytes

@@ -16,7 +16,7 @@ from PIL import Image
 from paragan.core.atomic_write import atomic_output, require_absent
 from paragan.core.errors import RunError, UsageError
 from paragan.core.image_shape import PICTURE_CHANNELS, ImageSize, check_channels, check_resolution
-from paragan.core.rng import epoch_permutation
+from paragan.core.philox import epoch_permutation
 from paragan.data.bad_samples import BadSamples
 from paragan.data.dataset import check_channels_available, choose_resolution, scan_headers, scan_values
 from paragan.data.decode import (

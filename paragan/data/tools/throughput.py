@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from paragan.core.rng import epoch_permutation
+from paragan.core.philox import epoch_permutation
 from paragan.data.loader.memory_budget import CHUNK_IMAGES
 from paragan.data.loader.prefetch import BatchIndices, PrefetchOptions, PrefetchPipeline
 from paragan.data.source import DecodeError

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from paragan.comm.topology import BUILTIN_TOPOLOGIES, contraction_by_spectrum
 from paragan.core.errors import UsageError
-from paragan.core.rng import philox_generator
+from paragan.core.philox import philox_generator
 from paragan.plan.large_scale.round_time import AllReduceModel, WorkerRound
 from paragan.plan.links import DEFAULT_INTRA_HOST_LINK, Link
 from paragan.strategies.async_paragan import Async

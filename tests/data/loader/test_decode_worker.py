@@ -59,6 +59,14 @@ def test_a_worker_decodes_into_shared_memory(shared):
         assert np.array_equal(later.array[8], pixels[3])
 
 
+def test_a_worker_starts_without_torch():
+    """It takes seconds to import, during which the training loop of a busy machine waits for images."""
+    modules = "paragan.data.loader.decode_worker, paragan.data.records.decoder"
+    assert not subprocess.run(
+        [sys.executable, "-c", f"import sys, {modules}; sys.exit('torch' in sys.modules)"]
+    ).returncode
+
+
 def test_a_record_at_which_it_dies_is_bad_and_the_others_are_not(shared):
     pixels = random_images(3)
     piece = shared.allocate((3, 8, 8, 3))

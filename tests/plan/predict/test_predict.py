@@ -466,7 +466,7 @@ def test_hosts_of_several_ranks_share_a_port():
 
 
 def test_stragglers_are_the_same_for_the_same_seed_and_cost_more_in_lockstep():
-    from paragan.core.rng import philox_generator
+    from paragan.core.philox import philox_generator
 
     def pace(seed: int):
         return lambda rank, step: math.exp(0.5 * philox_generator(seed, "pace", rank, position=step).standard_normal())
