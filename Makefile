@@ -1,7 +1,7 @@
 # `make train` and `make test` work on a fresh machine: each makes .venv on first use.
 PYTHON ?= python3
 BIN := .venv/bin
-.PHONY: train test check site dist clean
+.PHONY: train test test-all check site dist clean
 
 train: .venv/installed
 	$(BIN)/paragan train digits
@@ -11,6 +11,10 @@ train: .venv/installed
 # apt-get install --no-install-recommends chromium slurm-wlm munge openmpi-bin nginx-light
 test: .venv/installed check
 	$(BIN)/python -m pytest -n 3
+
+# The tests that are marked slow too: before a release, and after changes to what they test.
+test-all: .venv/installed check
+	$(BIN)/python -m pytest -n 3 --slow
 
 check: .venv/installed
 	$(BIN)/ruff check .

@@ -210,9 +210,16 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--slow", action="store_true", help="run the tests that are marked slow too")
+
+
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run the longest files first, so that workers end at the same time."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out slow tests, unless asked for, and run the longest files first: workers end at the same time."""
+    slow = [item for item in items if item.get_closest_marker("slow") and not config.getoption("slow")]
+    config.hook.pytest_deselected(items=slow)
+    items[:] = [item for item in items if item not in set(slow)]
     order = (*KILL_FILES, *LONG_FILES)
     items.sort(key=lambda item: order.index(item.path.name) if item.path.name in order else len(order))
     for item in items:

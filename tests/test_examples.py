@@ -74,6 +74,7 @@ def error_of_one_rank(tmp_path_factory) -> float:
     return cycle_error(run_example(tmp_path_factory.mktemp("cyclegan"), "-m", "examples.cyclegan", "--steps=6"))
 
 
+@pytest.mark.slow
 def test_half_batches_of_two_ranks_equal_whole_batches_of_one(error_of_one_rank, tmp_path):
     arguments = (*TORCHRUN, f"--folder={tmp_path}/saved")
     before = cycle_error(run_example(tmp_path, *arguments, "--steps=3"))
@@ -86,6 +87,7 @@ def test_the_script_is_short():
     assert len((ROOT / "examples" / "cyclegan.py").read_text("utf-8").splitlines()) <= 120
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("library", CYCLEGAN_ON_TWO_RANKS)
 def test_two_ranks_of_another_library_equal_one(library, error_of_one_rank, tmp_path):
     pytest.importorskip(library)

@@ -25,6 +25,7 @@ def rows(path):
     return json.loads(path.read_text())
 
 
+@pytest.mark.slow
 def test_two_ranks_send_what_was_predicted(tmp_path, processes):
     file = tmp_path / "rows.json"
     strategies = "--strategies=sync,sync+int4,quantized,CPOAdam-GQ+sign"
@@ -193,6 +194,7 @@ def test_an_emulated_link_has_its_rate_and_is_removed_after_use(tmp_path, latenc
     assert f"paragan-lab{lab.pid}-" not in left  # other laboratories may be at work
 
 
+@pytest.mark.slow
 @in_the_lab
 def test_measured_links_match_the_emulated_ones(tmp_path):
     command = [sys.executable, LAB, "--hosts=3", "--rates=40mbit,40mbit,10mbit", "--latency=5ms", f"--logs={tmp_path}"]

@@ -16,6 +16,7 @@ import stranger
 from processes import train_args, wait_until
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.skipif(sys.platform != "linux", reason="reads /proc"),
     pytest.mark.timeout(600),
 ]

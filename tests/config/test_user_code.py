@@ -98,6 +98,7 @@ def test_every_game_goes_on_bit_for_bit_under_every_strategy(game, strategy, tmp
     assert four_and_two_equal_six(game, strategy, World.solo(), tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["sync", "quantized", "gossip", "async"])
 @pytest.mark.parametrize("game", ["mixture", "tokenizer"])
 def test_and_on_two_ranks(pool, game, strategy, tmp_path):
@@ -615,6 +616,7 @@ REFUSED_NETS: dict[str, tuple[Trial, Any, list[Trial]]] = {  # what is refused, 
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", REFUSED_NETS)
 def test_networks_that_are_refused_are_trained_as_advised(case):
     refused, refusal, advised = REFUSED_NETS[case]

@@ -47,16 +47,23 @@ def six_rounds_of_one(run):
     return tiny_run.play_rounds(run, 6)
 
 
-@as_one_rank
+def rank_count_case(ranks, variant, name):
+    """Return one case of the test below: sync with each variant, and each strategy alone, need not be asked for."""
+    quick = ranks == 3 and (variant == "plain" or name == "sync")
+    return pytest.param(ranks, variant, name, id=f"{ranks}-{variant}-{name}", marks=[] if quick else pytest.mark.slow)
+
+
 @pytest.mark.parametrize(
-    ("ranks", "variant"),
+    ("ranks", "variant", "name"),
     [  # three ranks have two lanes, one and one
-        *(pytest.param(3, variant, id=f"3-{name}") for name, variant in table.VARIANTS.items()),
-        *(pytest.param(ranks, (), id=f"{ranks}-plain") for ranks in (2, 4)),
+        rank_count_case(ranks, variant, name)
+        for ranks, variant in [*((3, variant) for variant in table.VARIANTS), (2, "plain"), (4, "plain")]
+        for name in table.RANK_COUNT_INVARIANT
     ],
 )
-def test_n_ranks_equal_one(pool, settings, variant, ranks):
-    run = tiny_run.make_run(*settings, "nets.batch_norm=true", "nets.spectral=true", *variant)
+def test_n_ranks_equal_one(pool, name, variant, ranks):
+    settings = (*table.STRATEGIES[name], "nets.batch_norm=true", "nets.spectral=true", *table.VARIANTS[variant])
+    run = tiny_run.make_run(*settings)
     one = six_rounds_of_one(run)
     several = pool(ranks, lambda world: tiny_run.play_rounds(run, 6, world))
     amplified = run.objective.gp > 0 and run.strategy.optimizer_wrapper == "optimistic"  # Adam where slopes are near 0
@@ -100,7 +107,10 @@ def test_evaluated_networks_are_the_mean_over_ranks(pool, settings):
 
 
 @every_strategy
-@pytest.mark.parametrize(("ranks", "optimizer"), [(1, "adam"), (1, "sgd"), (1, "rmsprop"), (2, "adam")])
+@pytest.mark.parametrize(
+    ("ranks", "optimizer"),
+    [(1, "adam"), (2, "adam"), *(pytest.param(1, name, marks=pytest.mark.slow) for name in ("sgd", "rmsprop"))],
+)
 def test_six_and_four_rounds_equal_ten(pool, settings, optimizer, ranks, tmp_path):
     settings = (*settings, "objective.r1=1", f"g.optimizer={optimizer}", f"d.optimizer={optimizer}")
     run = tiny_run.make_run(*settings, "nets.batch_norm=true")

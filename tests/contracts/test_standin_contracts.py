@@ -106,6 +106,7 @@ def test_one_rank_computes_what_it_computes_on_the_cpu(name):
     assert count_waits(syncs) == WAITS_OF_ONE_RANK.get(name, {}), list(map(str, syncs))
 
 
+@pytest.mark.slow
 @every_strategy
 def test_two_ranks_compute_what_they_compute_on_the_cpu(pool, name):
     run = run_of(name)
@@ -184,6 +185,7 @@ def test_parameters_of_another_dtype_are_trained_as_on_the_cpu(name, dtype):
     check(*states)
 
 
+@pytest.mark.slow
 def test_asynchronous_gossip_of_a_device_is_that_of_the_cpu(pool):
     """Without staleness its numbers do not depend on time."""
 
@@ -203,6 +205,7 @@ def test_asynchronous_gossip_of_a_device_is_that_of_the_cpu(pool):
         assert torch.equal(params, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_variants_compute_what_they_compute_on_the_cpu(variant):
     run = run_of("sync", *VARIANTS[variant])
@@ -235,6 +238,7 @@ def test_one_rank_goes_on_with_a_checkpoint_of_the_other_device(name, tmp_path):
         check(resume(run, second, folder), on_the_cpu(run))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["sync int4", "async teams int8", "gossip int8"])
 @pytest.mark.parametrize("devices", [("cpu", standin.NAME), (standin.NAME, "cpu")], ids=" then ".join)
 def test_two_ranks_go_on_with_a_checkpoint_of_the_other_device(pool, name, devices, tmp_path):

@@ -12,6 +12,7 @@ import example_runs
 REQUIRED = os.environ.get("PARAGAN_ENGINES") == "required"
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.skipif(
         not importlib.util.find_spec("distributed") and not REQUIRED,
         reason="there is no Dask: pip install -e '.[dask]'",

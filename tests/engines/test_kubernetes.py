@@ -318,6 +318,7 @@ def check_stop_and_resume(
     assert (pods.folder / "run" / "model" / "model.safetensors").read_bytes() == model
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_pods_of_the_jobset_train_one_run_and_resume(pods, model_of_two_ranks):
     container = container_spec(OBJECTS["JobSet"])
@@ -336,6 +337,7 @@ def test_pods_of_the_jobset_train_one_run_and_resume(pods, model_of_two_ranks):
     check_stop_and_resume(pods, commands, starts, stopped=3, model=model_of_two_ranks)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_nodes_of_the_trainjob_train_one_run_and_resume(pods, model_of_two_ranks):
     trainer = OBJECTS["TrainJob"]["spec"]["trainer"]
@@ -352,6 +354,7 @@ def test_nodes_of_the_trainjob_train_one_run_and_resume(pods, model_of_two_ranks
     check_stop_and_resume(pods, commands, starts, stopped=1, model=model_of_two_ranks)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_nodes_of_skypilot_train_one_run_and_resume(pods, model_of_two_ranks):
     size = SKYPILOT["num_nodes"]

@@ -14,6 +14,7 @@ REQUIRED = os.environ.get("PARAGAN_ENGINES") == "required"
 RUN_ARGS = (*TINY_RUN_ARGS, LONG_RUN_ARG, "--output.checkpoint_kimg=0.16")
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.skipif(
         not importlib.util.find_spec("ray") and not REQUIRED, reason="there is no Ray: pip install -e '.[ray]'"
     ),

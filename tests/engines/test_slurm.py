@@ -73,6 +73,7 @@ def test_a_stopped_job_is_requeued_and_ends_with_the_bytes_of_one_that_was_not(c
     assert final_tensors(run_dir) == final_tensors(run_by_two)
 
 
+@pytest.mark.slow
 def test_two_steps_of_a_job_have_nothing_to_do_with_each_other(cluster, processes, tmp_path):
     lines = ["#!/bin/bash"]
     for number in range(2):
@@ -103,6 +104,7 @@ def test_a_host_without_an_address_is_one_line(cluster, tmp_path):
     assert "Traceback" not in cluster.output_of(job)
 
 
+@pytest.mark.slow
 def test_gossip_continues_under_srun_without_a_rank_and_takes_it_back(cluster, tmp_path):
     run_dir = tmp_path / "run"
     arguments = train_command(run_dir, "--lanes=4", "--kimg=6.4")
@@ -117,6 +119,7 @@ def test_gossip_continues_under_srun_without_a_rank_and_takes_it_back(cluster, t
     assert ranks[-1] == [0, 1, 2, 3]
 
 
+@pytest.mark.slow
 def test_a_stopped_gossip_job_is_requeued_though_a_task_was_killed(cluster, tmp_path):
     run_dir = tmp_path / "run"
     arguments = train_command(run_dir, "--lanes=4", "--kimg=64")
@@ -135,6 +138,7 @@ def test_a_stopped_gossip_job_is_requeued_though_a_task_was_killed(cluster, tmp_
     assert not list(tmp_path.glob("*stopped*"))
 
 
+@pytest.mark.slow
 def test_workers_of_an_array_train_the_labels(cluster, tmp_path):
     arguments = [*TINY_RUN_ARGS, "--kimg=0.32", f"--run-dir={tmp_path / 'run'}"]
     output = f"--output={cluster.folder}/%A_%a.out"

@@ -33,6 +33,7 @@ SETTINGS = {
     "lane by lane": ("device.lanes_per_pass=3",),
     "unconditional": ("data.labels=false",),
 }
+TRACED_BY_DEFAULT = ("lazy r1", "ada, lecam")  # the others are marked slow
 STATEFUL = {
     "ada, lecam": ("objective.augment=ada", "objective.lecam=0.1"),
     "diffaugment, consistency": ("objective.augment=diffaugment", "objective.cr=1"),
@@ -77,7 +78,13 @@ def test_captured_rounds_equal_eager_rounds(settings):
     assert any(captured.replay for recorder in recorders for captured in recorder.captured_passes.values())
 
 
-@pytest.mark.parametrize("settings", (SETTINGS | STATEFUL).values(), ids=SETTINGS | STATEFUL)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        pytest.param(settings, id=name, marks=[] if name in TRACED_BY_DEFAULT else pytest.mark.slow)
+        for name, settings in (SETTINGS | STATEFUL).items()
+    ],
+)
 def test_traced_pass_equals_eager_bit_for_bit(settings):
     run = tiny_run.make_run(*settings)
     (a, losses_a), (b, losses_b) = (
@@ -91,6 +98,7 @@ def test_traced_pass_equals_eager_bit_for_bit(settings):
     assert losses_a == losses_b
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(400)
 @pytest.mark.skipif(not devices.find_cpp_compiler(), reason="there is no C++ compiler")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")  # of torch's compiler, about torch

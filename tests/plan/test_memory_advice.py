@@ -47,6 +47,7 @@ def advised_options(line: str) -> list[list[str]]:
     return [alternative.split() for alternative in advice.removesuffix(", with another --run-dir").split(", or ")]
 
 
+@pytest.mark.slow
 def test_a_run_that_is_too_large_for_its_device_ends_with_settings_that_fit(limit_memory, tmp_path):
     limit_memory(1_700_000)
     result = run_cli(*train_args(tmp_path / "run", *SETTINGS))

@@ -112,6 +112,7 @@ def test_training_sends_no_messages(tmp_path, processes):
     assert len(workers) == 3
 
 
+@pytest.mark.slow
 def test_any_number_of_workers_train_the_same(done, tmp_path, processes):
     """Workers are plain processes, started at any time, without a launcher and without --run-dir."""
     arguments = [a for a in command("x") if not a.startswith("--run-dir")]
@@ -146,6 +147,7 @@ def test_three_ranks_on_two_labels_equal_one_rank(tmp_path, processes):
             torch.testing.assert_close(a[name], b[name], rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_dc_cgan_name_selects_teams_and_loss(tmp_path, processes):
     """D trains on one rank, G on another."""
     more = ("--strategy=DC-CGAN", "--policy=dcgan", "--kimg=0.32")
@@ -188,6 +190,7 @@ def frozen(processes, folder):
     return worker
 
 
+@pytest.mark.slow
 def test_frozen_worker_is_replaced_and_exits_on_wakeup(done, tmp_path, processes):
     worker = frozen(processes, tmp_path / "run")
     trained(tmp_path / "run", "--strategy.lease_s=1")
@@ -201,6 +204,7 @@ def test_frozen_worker_is_replaced_and_exits_on_wakeup(done, tmp_path, processes
     assert outcomes(tmp_path / "run") == before
 
 
+@pytest.mark.slow
 def test_label_that_kills_workers_is_marked_failed(tmp_path, processes):
     poison = (
         "import os, paragan.train.loop as l; o = l.play_round\n"
@@ -220,6 +224,7 @@ def test_label_that_kills_workers_is_marked_failed(tmp_path, processes):
     assert complete(tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_diverging_label_does_not_stop_the_others(tmp_path):
     def spoil(session):
         if session.run.data.only == 2:
@@ -248,6 +253,7 @@ def test_time_budget_ends_a_label(tmp_path):
     assert "label 0" not in second.out
 
 
+@pytest.mark.slow
 def test_longer_budget_resumes_every_label(tmp_path):
     folder = trained(tmp_path / "run", "--kimg=0.48")
     trained(folder)
@@ -326,6 +332,7 @@ def test_retraining_a_label_does_not_change_the_others(tmp_path):
     assert "replaced" in run_cli("status", folder).out
 
 
+@pytest.mark.slow
 def test_stopped_label_can_be_retrained(tmp_path):
     with on_step(3, lambda session: signal.raise_signal(signal.SIGTERM)):
         assert run_cli(*command(tmp_path / "run")).status == 3
@@ -335,6 +342,7 @@ def test_stopped_label_can_be_retrained(tmp_path):
     assert paragan.core.schema.read_yaml(label(tmp_path / "run", 0) / "run.yaml")["seed"] == 77
 
 
+@pytest.mark.slow
 def test_same_command_resumes_after_a_label_is_replaced(tmp_path):
     arguments = [*command("x")[:-1], f"--outdir={tmp_path}/runs"]
     assert run_cli(*arguments).status == 0
@@ -356,6 +364,7 @@ def test_removed_model_files_are_restored(done, tmp_path):
     assert (folder / "model" / "0001" / "model.safetensors").exists()
 
 
+@pytest.mark.slow
 def test_run_resumes_after_its_queue_was_deleted(tmp_path):
     with on_step(3, lambda session: signal.raise_signal(signal.SIGTERM)):
         assert run_cli(*command(tmp_path / "run")).status == 3
@@ -364,6 +373,7 @@ def test_run_resumes_after_its_queue_was_deleted(tmp_path):
     assert complete(tmp_path / "run")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("before", "message", "state"),
     [(True, "before its scores were measured", "free"), (False, "stopped after label 0", "done")],
@@ -392,6 +402,7 @@ def test_signal_during_scoring_ends_the_worker(before, message, state, tmp_path,
     assert complete(tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_renamed_run_with_warm_starts_resumes(tmp_path):
     more = ("--strategy.rare_below=175", "--strategy.warm_start=nearest")
     folder = trained(tmp_path / "run", *more, "--kimg=0.48").rename(tmp_path / "moved")
@@ -431,6 +442,7 @@ def test_budgets_below_a_step_are_rejected(tmp_path):
     assert states(tmp_path / "run") == {"0000": "free"}
 
 
+@pytest.mark.slow
 def test_budget_change_during_training_is_rejected(tmp_path, processes):
     worker = frozen(processes, tmp_path / "run")
     assert "is being trained by" in usage_error(*command(tmp_path / "run", "--kimg=1.6", "--strategy.lease_s=1"))
@@ -457,6 +469,7 @@ def small(tmp_path):
     subprocess.run(["umount", "-l", disk])
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # of TensorBoard's writer
 def test_full_disk_ends_a_worker_without_losing_data(done, small):
     disk, mount = small

@@ -103,6 +103,7 @@ def test_a_stop_does_not_wait_for_stalled_data(merge, server, uninterrupted, pro
         assert_resumes_exactly(server, processes, folder, uninterrupted)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("more", ["--d_steps=3", "--strategy=gossip"])
 def test_within_a_round_a_stop_ends_at_the_last_checkpoint(more, server, processes, tmp_path):
     folder, patch = tmp_path / "run", "import paragan.train.loop\nparagan.train.loop.STOP_DATA_TIMEOUT_S = 0.5"
@@ -117,6 +118,7 @@ def test_within_a_round_a_stop_ends_at_the_last_checkpoint(more, server, process
     assert re.search(r"SIGTERM( on rank 0)?: (stopped|rank 1 has ended)", output)
 
 
+@pytest.mark.slow
 def test_unreachable_data_leave_a_checkpoint(server, uninterrupted, processes, tmp_path):
     folder = tmp_path / "run"
     ranks = processes.start_ranks(2, *command(folder, f"{server.url}/set.zip", "--data.remote.retry_for_s=6"))
@@ -150,6 +152,7 @@ def test_unreachable_data_of_one_rank_leave_a_checkpoint(code, server, tmp_path)
     assert last_saved_step(folder) == logged_steps(folder)[-1] >= 3
 
 
+@pytest.mark.slow
 def test_a_killed_rank_ends_the_other_and_the_command_resumes(server, uninterrupted, processes, tmp_path):
     folder = tmp_path / "run"
     ranks = processes.start_ranks(2, *command(folder, f"{server.url}/set.zip", "--output.checkpoint_kimg=0.32"))

@@ -54,6 +54,7 @@ def test_a_killed_rank_ends_the_others_and_the_command_resumes(victim, tmp_path,
     assert logged_steps(run) == logged_steps(uninterrupted_by_two)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("victim", [1, 3])
 def test_a_killed_rank_of_one_team_ends_both_teams(victim, tmp_path, processes):
     """Two ranks of G and two of D, of which one has no link to it: all name it, and the run goes on."""
@@ -91,6 +92,7 @@ def test_the_launcher_ends_with_its_ranks(tmp_path, processes):
     assert not any(Path(f"/proc/{rank}").exists() for rank in ranks)
 
 
+@pytest.mark.slow
 def test_the_ranks_end_with_their_launcher(tmp_path, processes):
     """`--ranks 2`: the launcher is killed. They stop as on SIGTERM, and the same command goes on."""
     run = tmp_path / "run"
@@ -206,6 +208,7 @@ def test_a_missing_rank_is_named(present, tmp_path, processes):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("frozen", [0, 1])
 def test_a_frozen_rank_is_noticed_after_the_timeout(frozen, tmp_path, processes):
     ranks = processes.start_ranks(2, *train_args(tmp_path / "run", LONG_RUN_ARG, "--timeout_s=10"))

@@ -192,9 +192,13 @@ def folder_is_chosen(pid: int, run: Path) -> bool:
 
 MOMENTS = (process_exists, torch_is_loaded, has_a_socket, folder_is_chosen)
 START_KILLS = [
-    *(("sync", moment) for moment in MOMENTS),
-    *(("gossip", moment) for moment in MOMENTS[2:]),  # no rank knows its strategy before
-    *((strategy, has_a_socket) for strategy in ("quantized", "async", "async-gossip", "per-label")),
+    *(pytest.param("sync", moment, marks=pytest.mark.slow) for moment in MOMENTS[:2]),
+    *(("sync", moment) for moment in MOMENTS[2:]),
+    ("gossip", folder_is_chosen),
+    *(
+        pytest.param(strategy, has_a_socket, marks=pytest.mark.slow)
+        for strategy in ("gossip", "quantized", "async", "async-gossip", "per-label")
+    ),  # no rank knows its strategy before
 ]
 
 

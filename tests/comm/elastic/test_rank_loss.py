@@ -59,6 +59,7 @@ def test_killed_rank_rejoins(victim, strategy, tmp_path, processes):
     assert logged_steps(ranks.run) == sorted(set(logged_steps(ranks.run)))
 
 
+@pytest.mark.slow
 def test_a_rank_of_an_accelerator_is_killed_and_rejoins(tmp_path, processes):
     patch = "import standin; standin.replace_cuda()"
     ranks = GossipRanks(tmp_path / "run", processes, "--device.kind=cuda", "--kimg=0.64", size=3, patch=patch)
@@ -70,6 +71,7 @@ def test_a_rank_of_an_accelerator_is_killed_and_rejoins(tmp_path, processes):
     ranks.assert_finished(0, 1, 2, last_step=40)
 
 
+@pytest.mark.slow
 def test_frozen_rank_is_left_out_until_it_wakes(tmp_path, processes):
     ranks = GossipRanks(tmp_path / "run", processes, "--kimg=1.92")
     wait_for_step(ranks.run, FIRST_STEP)
@@ -89,6 +91,7 @@ def test_two_ranks_killed_at_once(tmp_path, processes):
     ranks.assert_finished(2, 3, last_step=SHORT_LAST_STEP)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("second", [0, 2])
 def test_second_rank_killed_while_one_is_missing(second, tmp_path, processes):
     """While a rank is missing, the others exchange requests to join at every tick."""
@@ -103,6 +106,7 @@ def test_second_rank_killed_while_one_is_missing(second, tmp_path, processes):
     ranks.assert_finished(*others, last_step=SHORT_LAST_STEP)
 
 
+@pytest.mark.slow
 def test_two_frozen_ranks_come_back(tmp_path, processes):
     """Neither frozen rank may wait for the other, which is no member either."""
     ranks = GossipRanks(tmp_path / "run", processes, "--lanes=8", "--kimg=9.6", size=5)
@@ -129,6 +133,7 @@ def test_part_without_a_majority_stops_with_its_checkpoint(tmp_path, processes):
     assert not list_checkpoints(ranks.run)  # none that a resuming run would load
 
 
+@pytest.mark.slow
 def test_frozen_ranks_continue_where_the_others_stopped(tmp_path, processes):
     ranks = GossipRanks(tmp_path / "run", processes, SHORT)
     wait_for_step(ranks.run, FIRST_STEP)
@@ -138,6 +143,7 @@ def test_frozen_ranks_continue_where_the_others_stopped(tmp_path, processes):
     ranks.assert_finished(2, 3, last_step=SHORT_LAST_STEP)
 
 
+@pytest.mark.slow
 def test_last_rank_stops_with_a_checkpoint_for_all(tmp_path, processes):
     ranks = GossipRanks(tmp_path / "run", processes, SHORT)
     wait_for_step(ranks.run, FIRST_STEP)
@@ -151,6 +157,7 @@ def test_last_rank_stops_with_a_checkpoint_for_all(tmp_path, processes):
     ranks.assert_finished(0, 1, 2, 3, last_step=SHORT_LAST_STEP)
 
 
+@pytest.mark.slow
 def test_repeated_kills(tmp_path, processes):
     ranks = GossipRanks(tmp_path / "run", processes, "--kimg=64")
     wait_for_step(ranks.run, FIRST_STEP)
@@ -191,6 +198,7 @@ def test_repeated_freezes(tmp_path, processes):
     assert list_checkpoints(ranks.run)
 
 
+@pytest.mark.slow
 def test_rank_with_another_config_is_rejected(tmp_path, processes):
     ranks = GossipRanks(tmp_path / "run", processes)
     wait_for_step(ranks.run, FIRST_STEP)

@@ -55,6 +55,7 @@ def undisturbed(folder: Path, processes: Any, *more: str) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_random_kills_leave_the_model_as_it_would_have_been(tmp_path, processes):
     ranks = RankProcesses(tmp_path / "run", processes, *ELASTIC, ENDLESS, patch=IN_FLOAT64)
     wait_for_step(ranks.run, 10)
@@ -128,6 +129,7 @@ def test_quantized_training_takes_a_killed_rank_back(tmp_path, processes):
     assert "D/exchange_state/residual" in last_state(ranks.run)
 
 
+@pytest.mark.slow
 def test_local_steps_go_on_without_a_frozen_rank_and_take_it_back(tmp_path, processes):
     ranks = RankProcesses(tmp_path / "run", processes, "--strategy.sync_period=4", *ELASTIC, ENDLESS)
     wait_for_step(ranks.run, 10)

@@ -74,6 +74,7 @@ def kill_and_start(run: Path, processes: CliProcesses, draw: random.Random) -> l
     return workers
 
 
+@pytest.mark.slow
 def test_killed_workers_change_no_label(tmp_path, processes):
     uninterrupted, run = tmp_path / "calm", tmp_path / "run"
     assert [worker.wait(600) for worker in [start(uninterrupted, processes) for _ in range(2)]] == [0, 0]

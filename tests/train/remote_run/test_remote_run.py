@@ -114,6 +114,7 @@ def model_of(folder: Path) -> bytes:
     return (folder / "model" / "model.safetensors").read_bytes()
 
 
+@pytest.mark.slow
 def test_a_run_whose_machine_is_taken_away_goes_on_on_another(
     bucket: Bucket, undisturbed: bytes, tmp_path: Path, processes: CliProcesses
 ):
@@ -448,6 +449,7 @@ def test_what_is_there_is_complete_at_every_moment(tmp_path: Path, monkeypatch: 
     assert "members.json" not in there
 
 
+@pytest.mark.slow
 def test_ranks_without_shared_storage_leave_one_checkpoint(bucket: Bucket, tmp_path: Path, processes: CliProcesses):
     """Two hosts, each with a disk of its own: rank 1 has residuals, which only it can upload."""
     options = ["--strategy=quantized", "--strategy.wire=int4", CHECKPOINTS, LONG_RUN_ARG]
@@ -506,6 +508,7 @@ def test_training_goes_on_without_the_bucket(
     assert status == 0, output
 
 
+@pytest.mark.slow
 def test_missing_uploads_are_the_status_of_a_run_whose_ranks_may_be_lost(
     bucket: Bucket, tmp_path: Path, processes: CliProcesses
 ):
