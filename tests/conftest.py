@@ -7,6 +7,7 @@ import shlex
 import shutil
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -214,12 +215,24 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help="run the tests that are marked slow too")
 
 
+def _find_slow(items: Sequence[pytest.Item]) -> Iterator[pytest.Item]:
+    """Return the tests marked slow; of one marked slow(after=n), the cases after the first n."""
+    num_cases = Counter[str]()
+    for item in items:
+        if marker := item.get_closest_marker("slow"):
+            function = item.nodeid.partition("[")[0]
+            num_cases[function] += 1
+            if num_cases[function] > marker.kwargs.get("after", 0):
+                yield item
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out slow tests, unless asked for, and run the longest files first: workers end at the same time."""
-    slow = [item for item in items if item.get_closest_marker("slow") and not config.getoption("slow")]
-    config.hook.pytest_deselected(items=slow)
-    items[:] = [item for item in items if item not in set(slow)]
+    if not config.getoption("slow"):
+        slow = list(_find_slow(items))
+        config.hook.pytest_deselected(items=slow)
+        items[:] = [item for item in items if item not in set(slow)]
     order = (*KILL_FILES, *LONG_FILES)
     items.sort(key=lambda item: order.index(item.path.name) if item.path.name in order else len(order))
     for item in items:

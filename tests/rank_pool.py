@@ -12,7 +12,7 @@ from typing import Any
 
 import cloudpickle
 
-from processes import free_port
+from processes import PRELOADED_MODULES, free_port
 
 ANSWER_TIMEOUT_S = 240
 TIMEOUT_S = 60.0  # of an exchange: other tests may use the processors for seconds
@@ -68,7 +68,8 @@ class RankPool:
 
     def _grow(self, size: int, device: str) -> None:
         """Start ranks and wait until they are ready: imports may take longer than the others wait for a rank."""
-        context = mp.get_context("spawn")
+        context = mp.get_context("forkserver")
+        context.set_forkserver_preload(PRELOADED_MODULES)
         first_new = len(self._ranks[device])
         for _ in range(first_new, size):
             connection, child_connection = context.Pipe()

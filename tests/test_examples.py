@@ -41,6 +41,7 @@ EXAMPLES = {  # name -> (arguments that make it short, a part of its output)
 }
 
 
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_user_defined_networks_and_losses(name, tmp_path):
     arguments, text = EXAMPLES[name]

@@ -44,6 +44,7 @@ def train_paced(tmp_path, ranks, profile, *settings):
     return [[json.loads(line) for line in (tmp_path / "run" / name).read_text().splitlines()] for name in names]
 
 
+@pytest.mark.slow
 def test_rounds_take_the_time_of_the_profile_and_bytes_are_those_of_the_run(tmp_path):
     profile = make_profile(g_s=0.1, d_s=0.15)
     lines, stats = train_paced(tmp_path, 2, profile, "--strategy.wire=int8")
@@ -58,6 +59,7 @@ def test_rounds_take_the_time_of_the_profile_and_bytes_are_those_of_the_run(tmp_
     assert last["sent_bytes_all"] == 2 * sent
 
 
+@pytest.mark.slow
 def test_teams_compute_at_once(tmp_path):
     profile = make_profile(g_s=0.1, d_s=0.15)
     lines, _ = train_paced(tmp_path, 2, profile, "--strategy=async", "--strategy.split=1:1")
@@ -66,6 +68,7 @@ def test_teams_compute_at_once(tmp_path):
     assert lines[-1]["seconds"] >= ROUNDS * max(g_turn_s, d_turn_s / 2)  # D's turn, without making images
 
 
+@pytest.mark.slow
 def test_a_plan_is_made_for_the_links_of_a_job_at_its_pace():
     grid = Grid(None, 10.0, {"digits": to_dict(make_profile())})
     (job,) = make_jobs(["digits"], [2], ["100 Mbit/s, 20 ms"], ["sync"], [0], {"digits": 10}, {"digits": 100})

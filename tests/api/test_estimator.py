@@ -137,6 +137,7 @@ def test_cached_measurements_are_of_these_networks_and_their_code():
     assert first.structure == EstimatorNets.of(pg.Estimator(PlainG(), PlainD()), 8).structure
 
 
+@pytest.mark.slow(after=2)
 @pytest.mark.parametrize("dtype", [torch.int16, torch.bool, torch.float16, torch.float64])
 def test_buffers_of_any_dtype_come_from_rank_0(pool, dtype):
     def job(world):

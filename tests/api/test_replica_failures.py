@@ -49,6 +49,7 @@ def run_loop(folder, mode):
     return (main.returncode, main_out, main_err), (other.returncode, out, err), time.monotonic() - ended
 
 
+@pytest.mark.slow(after=2)
 @pytest.mark.parametrize(
     ("mode", "reason"),
     [
@@ -90,6 +91,7 @@ def parameters_after_three_turns():
     return list(net.parameters())
 
 
+@pytest.mark.slow
 def test_a_loop_that_ends_leaves_in_good_order(tmp_path):
     processes = start_loop(tmp_path, "")
     for process in processes:

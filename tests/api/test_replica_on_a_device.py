@@ -110,6 +110,7 @@ def run_on_both(pool, ranks, job):
     return pool(ranks, job, standin.NAME), pool(ranks, job)
 
 
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_steps_equal_those_of_the_cpu_and_no_host_waits(pool, ranks):
     def job(world):
@@ -121,6 +122,7 @@ def test_steps_equal_those_of_the_cpu_and_no_host_waits(pool, ranks):
         assert [syncs for _, syncs in played] == [[]] * ranks, options
 
 
+@pytest.mark.slow
 def test_every_exchange_equals_that_of_the_cpu(pool):
     def job(world):
         return [play_and_read(world, options) for options in EXCHANGES]
@@ -175,6 +177,7 @@ def test_autocast_with_a_grad_scaler_that_skips_a_step(pool, dtype):
     assert on_device[0][-1] == 2.0**9
 
 
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize("options", [{"ema": 0.9}, {"wire": "int8"}, {"exchange": "gossip"}], ids=str)
 def test_saves_travel_between_devices(pool, tmp_path, options):
     def play_and_save(world):

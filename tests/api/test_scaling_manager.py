@@ -163,6 +163,7 @@ def test_per_label_runs_have_no_estimator():
             assert scale_mgr.run.strategy.name == name
 
 
+@pytest.mark.slow
 def test_profile_decides_batch_and_strategy_if_they_are_open(capsys):
     auto = {"name": "auto", "strategies": ("sync", "async"), "measure_s": 1}
     cfg = config(strategy=untyped(auto), base_bs=8)
@@ -185,6 +186,7 @@ def test_profile_decides_batch_and_strategy_if_they_are_open(capsys):
     assert {turn.batch for turn in profile.d} == {2, 8, 128}
 
 
+@pytest.mark.slow
 def test_profile_changes_nothing_that_was_set_also_between_steps():
     with pg.ScalingManager(config(), bs=16, num_workers=4) as scale_mgr:
         before = scale_mgr.run

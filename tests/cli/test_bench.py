@@ -47,6 +47,7 @@ def test_two_ranks_send_what_was_predicted(tmp_path, processes):
     assert results[1]["sent_bytes"] < results[0]["sent_bytes"] / 7
 
 
+@pytest.mark.slow
 def test_fields_of_a_strategy_and_what_the_busiest_rank_sends(tmp_path, processes):
     file = tmp_path / "rows.json"
     delayed = "async+split=1:1+snapshot_every=4+max_lead_rounds=3"
@@ -102,6 +103,7 @@ def test_advice_on_a_benchmark_of_strategies_works(case, check_advice):
     check_advice(case, ["bench", "strategies", "--strategies=sync", "--rounds=1", "--params=100"])
 
 
+@pytest.mark.slow
 def test_ranks_of_one_host_have_one_link(tmp_path, processes):
     with advises(f"Use `paragan bench links --out {tmp_path}/links.yaml`"):
         read_links(tmp_path / "links.yaml")

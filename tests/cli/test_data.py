@@ -202,6 +202,7 @@ def _only_bad() -> str:
     return "bad"
 
 
+@pytest.mark.slow(after=2)
 @pytest.mark.parametrize("out", ["a.npz", "a.zip", "a", "a.tars"])
 def test_a_full_disk_is_one_line_and_leaves_no_files(out, tmp_path):
     """A limit on the size of files stands for it."""
@@ -276,6 +277,7 @@ def test_stats_are_those_that_scores_compare_with():
     assert frechet_distance(stored, expected).value < 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.kill
 def test_a_killed_conversion_leaves_no_output(tmp_path):
     photos(count=150)

@@ -113,6 +113,7 @@ def test_the_copy_that_survives_lost_ranks_counts():
     assert among_four - alone == pytest.approx(4 * g + 3 * d, rel=0.01)  # parameters, two moments, the average of G
 
 
+@pytest.mark.slow(after=10)
 @pytest.mark.parametrize(("lanes", "merge"), [(8, 1), (11, 2), (16, 3), (16, 0)])
 @pytest.mark.parametrize("settings", VARIANTS.values(), ids=VARIANTS)
 def test_many_passes_are_estimated_from_a_few(settings, lanes, merge):
@@ -124,6 +125,7 @@ def test_many_passes_are_estimated_from_a_few(settings, lanes, merge):
     )
 
 
+@pytest.mark.slow
 def test_too_much_memory_is_reported(monkeypatch):
     arguments = ["train", "digits", "-n", "--nets.width=8", "--batch=64", "--lanes=4", "--device.kind=cpu"]
     assert "memory here" not in run_cli(*arguments).out

@@ -85,6 +85,7 @@ def test_exact_wire_gives_the_mean(pool, ranks):
             torch.testing.assert_close(gradient, exact_gradient(step, ranks), rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_gradients_on_a_device_equal_those_of_the_cpu(pool):
     def job(world):
         results = []

@@ -70,6 +70,7 @@ def catch(action):
     return ""
 
 
+@pytest.mark.slow
 def test_200_checks_of_a_healthy_loop_say_nothing(pool):
     assert pool(2, lambda world: catch(lambda: train(world.rank, 200))) == ["", ""]
 

@@ -42,6 +42,7 @@ def make_run(game, strategy: str, *more: str):
     return tiny_run.make_run(*game, *table.STRATEGIES[strategy], *more)
 
 
+@pytest.mark.slow(after=2)
 @pytest.mark.parametrize(
     ("game", "strategy"),
     [
@@ -61,6 +62,7 @@ def test_n_ranks_equal_one(pool, game, strategy):
         assert tiny_run.relative_distance(other, one, prefix) < 2e-4
 
 
+@pytest.mark.slow(after=2)
 @pytest.mark.parametrize(
     ("game", "strategy"),
     [

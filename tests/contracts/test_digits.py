@@ -30,6 +30,7 @@ def two_kimg(world):
         return {name: value.clone() for name, value in g.state_dict().items()}
 
 
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_n_ranks_equal_one(pool, ranks):
     """Equal up to rounding, which Adam's first steps amplify: they have the full learning rate, for any gradient."""
@@ -50,6 +51,7 @@ class Double(nn.Module):
         return self.net(x.double(), y)
 
 
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_in_float64_n_ranks_equal_one(pool, ranks):
     """With 2 kimg in float64, to show that the differences in float32 are rounding."""

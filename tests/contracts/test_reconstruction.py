@@ -44,6 +44,7 @@ def make_run(strategy: str, game: str):
     return tiny_run.make_run(*GAMES[game], *table.STRATEGIES[strategy])
 
 
+@pytest.mark.slow(after=3)
 @pytest.mark.parametrize(
     ("strategy", "game"),
     [
@@ -60,6 +61,7 @@ def test_n_ranks_equal_one(pool, strategy, game):
         assert tiny_run.relative_distance(other, one, prefix) < 2e-4
 
 
+@pytest.mark.slow(after=6)
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize(
     ("strategy", "game"),
@@ -203,6 +205,7 @@ def codebook_after(world, dtype, steps=200):
     return net["quantizer"].codebook
 
 
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.float64, 1e-12)])
 def test_a_codebook_is_the_same_on_any_number_of_ranks(pool, dtype, tolerance):
     one = codebook_after(World.solo(), dtype)

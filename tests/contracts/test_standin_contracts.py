@@ -98,6 +98,7 @@ def on_the_cpu(run, rounds=ROUNDS):
     return tiny_run.play_rounds(run, rounds)
 
 
+@pytest.mark.slow(after=9)
 @every_strategy
 def test_one_rank_computes_what_it_computes_on_the_cpu(name):
     run = run_of(name)
@@ -129,6 +130,7 @@ ON_TWO_STREAMS = {
 }
 
 
+@pytest.mark.slow(after=2)
 @pytest.mark.parametrize("settings", ON_TWO_STREAMS.values(), ids=ON_TWO_STREAMS)
 def test_players_on_two_streams_compute_what_they_compute_on_the_cpu(pool, settings):
     run = tiny_run.make_run(*WITHOUT_BUFFERS, *settings)
@@ -161,6 +163,7 @@ def test_gossip_through_the_host_is_that_of_the_cpu(pool, wire, settings):
         assert count_waits(syncs) == {"paragan/comm/host_staging.py _copies_to_send": 2.0}
 
 
+@pytest.mark.slow
 def test_teams_of_three_ranks_compute_what_they_compute_on_the_cpu(pool):
     run = tiny_run.make_run(
         "nets.batch_norm=true", "strategy=async", "strategy.split=1:2", "d_steps=2", "strategy.snapshot_wire=bf16"
@@ -226,6 +229,7 @@ def resume(run, world, folder):
     return to_host(tiny_run.gather_owner_state(s))
 
 
+@pytest.mark.slow(after=9)
 @every_strategy
 def test_one_rank_goes_on_with_a_checkpoint_of_the_other_device(name, tmp_path):
     """To the device and from it by turns; both ways with what checkpoints hold of earlier rounds."""
@@ -268,6 +272,7 @@ def photos(tmp_path):
     return tmp_path / "photos"
 
 
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize("lanes_per_pass", [0, 2])
 def test_streamed_images_are_those_in_memory(photos, monkeypatch, lanes_per_pass):
     """They are decoded into page-locked memory, and copied on a stream of their own while a step computes."""

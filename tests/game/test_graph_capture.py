@@ -78,6 +78,7 @@ def test_captured_rounds_equal_eager_rounds(settings):
     assert any(captured.replay for recorder in recorders for captured in recorder.captured_passes.values())
 
 
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize(
     "settings",
     [

@@ -31,6 +31,7 @@ SETTINGS = {
 }
 
 
+@pytest.mark.slow(after=3)
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_n_ranks_equal_one(pool, settings, ranks):

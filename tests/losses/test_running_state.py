@@ -189,6 +189,7 @@ def test_model_files_have_no_state(tmp_path):
     assert tiny_run.is_equal(fresh.state_dict(), strip_objective_state(s.game.d.net.state_dict()))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("default")  # of the compiler, about itself
 def test_state_of_a_compiled_d():
     s = tiny_run.make_session(tiny_run.make_run(*BOTH))

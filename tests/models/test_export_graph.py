@@ -52,6 +52,7 @@ def test_pt2_makes_the_images_of_the_network(small, tmp_path):
     assert any("parametrizations" in name for name in model.g.state_dict())
 
 
+@pytest.mark.slow
 def test_a_graph_that_computes_something_else_is_no_success(small, tmp_path, monkeypatch):
     def wrong(path):
         ran = pt2(path)

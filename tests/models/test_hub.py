@@ -93,6 +93,7 @@ def test_a_model_goes_to_a_hub_and_comes_back_by_its_name(small, tmp_path, pushe
     assert fetched == {"model.safetensors", "config.json"}  # weights, and what they are
 
 
+@pytest.mark.slow
 def test_a_name_that_no_hub_has_is_one_line(tmp_path, pushed):
     line = [sys.executable, "-m", "paragan", "sample", "me/other", "--out", "a.png"]
     ended = subprocess.run(line, env=pushed[1], cwd=tmp_path, capture_output=True, text=True, timeout=250)
@@ -101,6 +102,7 @@ def test_a_name_that_no_hub_has_is_one_line(tmp_path, pushed):
     assert ended.stderr.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_a_hub_out_of_reach_is_one_line(small, tmp_path, pushed):
     environment = pushed[1] | {"HF_ENDPOINT": "http://127.0.0.1:9"}
     line = [sys.executable, "-m", "paragan", "export", str(small), "--push", "me/it"]

@@ -54,6 +54,7 @@ def write_files(folder, of: ReferenceConfig) -> tuple[dict[str, Tensor], dict[st
     return g, d
 
 
+@pytest.mark.slow(after=5)
 @pytest.mark.parametrize("kind", KINDS)
 @torch.no_grad()
 def test_images_and_logits_are_equal(tmp_path, kind):
@@ -286,6 +287,7 @@ def import_state(folder, g, name):
     return import_weights(folder / f"{name}.pth", "biggan-pytorch", folder / name)
 
 
+@pytest.mark.slow
 def test_an_imported_model_works_like_any_other(tmp_path):
     """Sampled, exported, and trained on."""
     write_files(tmp_path, dataclasses.replace(STUDIO, classes=10))

@@ -144,6 +144,7 @@ def test_videos_are_of_a_format_as_advised(tmp_path, monkeypatch):
     write_video(frames, tmp_path / "b.mp4", 10)  # with the package
 
 
+@pytest.mark.slow
 def test_serve_answers_until_interrupted(small):
     line = [sys.executable, "-m", "paragan", "serve", str(small), "--port=0"]
     with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:

@@ -84,6 +84,7 @@ def test_mixed_styles_share_rows_and_columns(styled):
     assert np.abs(sheet[2, 0].astype(float) - of_row).max() <= 1
 
 
+@pytest.mark.slow
 def test_the_style_of_an_image_of_the_model_is_found(styled, tmp_path):
     model = paragan.load(styled)
     g = model.g
@@ -183,6 +184,7 @@ def test_models_without_styles_and_other_sizes_are_refused(styled, tmp_path):
     assert style_sampler(paragan.load(styled), "").has_styles
 
 
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize("graph_format", ["onnx", "torch-export"])
 def test_a_graph_has_fixed_noise(styled, graph_format, tmp_path):
     out = tmp_path / f"g{SUFFIXES[graph_format]}"

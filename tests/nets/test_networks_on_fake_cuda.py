@@ -23,6 +23,7 @@ def call_on(device, net, *inputs):
     return torch.func.functional_call(net, tensors, inputs)
 
 
+@pytest.mark.slow(after=4)
 @pytest.mark.parametrize("name", NAMES)
 def test_networks_stay_on_the_device(name):
     run = RECIPES[name]()

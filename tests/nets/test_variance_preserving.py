@@ -28,6 +28,7 @@ class ConstantNetwork(torch.nn.Module):
         return self.output
 
 
+@pytest.mark.slow(after=6)
 @pytest.mark.parametrize(("prediction", "betas"), list(itertools.product(PREDICTIONS, BETAS)))
 @pytest.mark.parametrize("scheduler", [diffusers.DDIMScheduler, diffusers.DDPMScheduler])
 def test_expected_images_are_those_of_the_samplers_at_every_timestep(prediction, betas, scheduler):

@@ -62,6 +62,7 @@ def test_a_run_that_is_too_large_for_its_device_ends_with_settings_that_fit(limi
         train_tiny(tmp_path / f"{number}", *SETTINGS, *options)
 
 
+@pytest.mark.slow
 def test_a_label_that_is_too_large_for_its_device_ends_with_settings_that_fit(limit_memory, advice_inputs, tmp_path):
     limit_memory(1_700_000)
     settings = [*SETTINGS, f"--data={advice_inputs}/two.npz", "--kimg=0.128", "--strategy=per-label"]
@@ -73,6 +74,7 @@ def test_a_label_that_is_too_large_for_its_device_ends_with_settings_that_fit(li
     train_tiny(tmp_path / "smaller", *settings, *advised_options(result.err)[0])
 
 
+@pytest.mark.slow
 def test_other_ranks_end_with_the_reason(processes, tmp_path):
     def start(*arguments, **env):
         return processes.start_forked(*arguments, patch=TWO_CARDS, **env)
@@ -83,6 +85,7 @@ def test_other_ranks_end_with_the_reason(processes, tmp_path):
         assert re.fullmatch(r"paragan: rank 1: --batch=64: needs about .* Use --batch=\d+, .*\n", rank.err), rank.err
 
 
+@pytest.mark.slow
 def test_a_run_that_fits_nowhere_says_so(limit_memory, tmp_path):
     limit_memory(600_000)
     case = Case("", "Use a device with more memory, or smaller networks", ("--nets.width=2",))

@@ -69,6 +69,7 @@ def test_levels_of_an_image_have_the_same_augmentation():
     assert (levels[:, 0, 0][~is_empty] > 90).all()
 
 
+@pytest.mark.slow
 def test_the_benchmark_writes_ratios(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     small = dataclasses.replace(FAMILIES["stylegan2"], settings=(*SMALL, *SETTINGS["stylegan2"]), period=2)
     monkeypatch.setitem(FAMILIES, "stylegan2", small)

@@ -95,6 +95,7 @@ PARAMETERS = {  # G and D together: StudioGAN's figures for CIFAR-10, ParaGAN's 
 }
 
 
+@pytest.mark.slow(after=2)
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_networks_are_as_large_as_published(name):
     with torch.device("meta"):

@@ -91,6 +91,7 @@ def test_no_team_leads_by_more_than_the_maximum(pool, slow, lead):
     assert line["Comm/G/sent_bytes"] > 0 < line["Comm/D/sent_bytes"]
 
 
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize(
     ("split", "settings"),
     [
@@ -288,6 +289,7 @@ def test_fast_team_does_not_wait_within_the_lead(pool):
     assert slow["Timing/exchange_wait_s"] < 0.5 * slow["Timing/total_s"]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_dropped_links_leave_no_state(pool):
     """No threads and sockets remain after 20 sessions, or PARAGAN_SOAK times 20."""

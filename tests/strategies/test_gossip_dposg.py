@@ -81,6 +81,7 @@ def check(actual, expected, atol=1e-5):
         torch.testing.assert_close(params, expected[rank], rtol=1e-4, atol=atol)
 
 
+@pytest.mark.slow(after=3)
 @pytest.mark.parametrize("ranks", [4, 8])
 @pytest.mark.parametrize("rounds", [1, 3])
 def test_dposg_is_the_papers_pseudo_code(pool, ranks, rounds):
@@ -100,6 +101,7 @@ def test_dposg_is_the_papers_pseudo_code(pool, ranks, rounds):
     check(pool(ranks, job), x)
 
 
+@pytest.mark.slow(after=3)
 @pytest.mark.parametrize("ranks", [4, 8])
 @pytest.mark.parametrize("topology", [Ring(), RandomRing(), OnePeer(), Matching()], ids=lambda t: t.name)
 def test_dp_oadam_is_the_papers_pseudo_code(pool, ranks, topology):
@@ -254,6 +256,7 @@ def test_counted_bytes_equal_predicted_bytes(pool):
             assert sent > 0
 
 
+@pytest.mark.slow
 def test_dposg_converges_where_gossip_descent_diverges(pool):
     """min_x max_y of a bilinear game that is distributed over the ranks: no rank can find its solution by itself."""
 

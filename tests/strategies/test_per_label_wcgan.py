@@ -86,6 +86,7 @@ def test_every_label_is_trained_only_on_its_images(done):
     assert read_jsonl(done / "metrics.jsonl")[-1]["protocol"]["labels"] == "as in the data"
 
 
+@pytest.mark.slow
 def test_training_sends_no_messages(tmp_path, processes):
     """No bytes are sent, and a worker has no open connections during training."""
     patch = (
@@ -124,6 +125,7 @@ def test_any_number_of_workers_train_the_same(done, tmp_path, processes):
     assert outcomes(folder) == outcomes(done)
 
 
+@pytest.mark.slow
 def test_ranks_of_one_label_agree_over_any_wire(tmp_path, processes):
     more = ("--strategy.ranks_per_label=2", "--strategy.per_label_strategy.wire=int8", "--kimg=0.32")
     ranks = processes.start_ranks(2, *command(tmp_path / "run", *more))
@@ -241,6 +243,7 @@ def test_diverging_label_does_not_stop_the_others(tmp_path):
     assert complete(tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_time_budget_ends_a_label(tmp_path):
     folder = trained(tmp_path / "run", "--kimg=800", "--strategy.minutes=0.05", "--output.checkpoint_kimg=1000")
     for number in LABELS:
@@ -315,6 +318,7 @@ def test_status_lists_every_label(done):
     assert "complete, 0.08 of 0.08 kimg" in run_cli("status", label(done, 3)).out
 
 
+@pytest.mark.slow
 def test_retraining_a_label_does_not_change_the_others(tmp_path):
     folder = trained(tmp_path / "run")
     before = outcomes(folder)

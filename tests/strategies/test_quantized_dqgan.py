@@ -91,12 +91,14 @@ def on_ranks(pool, ranks, wire, steps, feedback=1.0, **settings):
     return pool(ranks, job)[0]
 
 
+@pytest.mark.slow
 def test_error_feedback_ends_five_times_closer_with_three_bits(pool):
     with_feedback = on_ranks(pool, 2, ThreeBits(), 500, loud=4.0)
     without_feedback = on_ranks(pool, 2, ThreeBits(), 500, feedback=0.0, loud=4.0)
     assert with_feedback < without_feedback / 5
 
 
+@pytest.mark.slow
 def test_noise_falls_as_one_over_the_number_of_workers(pool):
     """The squared noise floor times the number of workers is constant: linear speed-up."""
     floors = {1: bilinear(lambda rate: OptimisticMirrorDescent(lambda: rate), 0, 1, 240, noise=0.1) ** 2}

@@ -191,6 +191,7 @@ def test_statistics_have_a_frechet_distance_only(tmp_path, side):
             paragan.compare(**sets, metrics=["fd", metric])
 
 
+@pytest.mark.slow
 def test_fid_needs_the_weights_of_inception(tmp_path, monkeypatch):
     with pytest.raises(UsageError, match=r"inception=any.pth: is not used by features=pixels. Leave one of them out"):
         paragan.compare(REALS, FAKES, features="pixels", inception="any.pth")

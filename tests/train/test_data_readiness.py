@@ -88,6 +88,7 @@ def last_saved_step(folder: Path) -> int:
     return int(list_checkpoints(folder)[-1].name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("merge", [0, 1])
 def test_a_stop_does_not_wait_for_stalled_data(merge, server, uninterrupted, processes, tmp_path):
     folder = tmp_path / "run"

@@ -66,6 +66,7 @@ def test_models_are_sampled_and_scored_without_the_folder(student, tmp_path, mon
     assert result.err.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_a_run_resumes_bit_for_bit_and_from_its_record(teacher, student, tmp_path):
     parts = train(tmp_path / "parts", teacher, "--kimg=0.032")
     moved = shutil.copytree(teacher, tmp_path / "moved")

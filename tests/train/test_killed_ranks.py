@@ -35,6 +35,7 @@ def paragan_line(err: str) -> str:
     return line
 
 
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_killed_rank_ends_the_others_and_the_command_resumes(victim, tmp_path, processes, uninterrupted_by_two):
     run = tmp_path / "run"
@@ -78,6 +79,7 @@ def test_a_killed_rank_of_one_team_ends_both_teams(victim, tmp_path, processes):
     assert logged_steps(run)[-1] == 100
 
 
+@pytest.mark.slow
 def test_the_launcher_ends_with_its_ranks(tmp_path, processes):
     """`--ranks 2`: one is killed."""
     run = tmp_path / "run"
@@ -232,6 +234,7 @@ def test_a_rank_that_waits_for_a_frozen_one_answers_signals(frozen, number, tmp_
     assert list_checkpoints(tmp_path / "run") == [] or final_tensors(tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_a_signal_before_training_is_status_3(tmp_path, processes):
     run = tmp_path / "run"
     started = processes.start_fresh(*train_args(run), "--ranks=2")

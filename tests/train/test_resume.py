@@ -85,6 +85,7 @@ def test_lines_written_after_the_checkpoint_are_dropped(tmp_path, finished):
 # Several ranks --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize(("number", "rank"), [(signal.SIGTERM, 1), (signal.SIGUSR1, 0)])
 def test_a_signal_to_one_rank_stops_all_at_one_step(number, rank, tmp_path, processes, uninterrupted_by_two):
     run = tmp_path / "run"
@@ -111,6 +112,7 @@ def children(pid: int) -> list[int]:
     return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
+@pytest.mark.slow
 def test_launched_ranks_stop_on_a_signal_to_one_and_on_ctrl_c(tmp_path, processes):
     """`--ranks 2` as a user types it: a signal to one rank, then Ctrl-C in the terminal; then to an end."""
     run, command = tmp_path / "run", train_args(tmp_path / "run", "--kimg=1600", "--ranks=2")

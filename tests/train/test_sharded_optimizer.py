@@ -66,6 +66,7 @@ def assert_same_tensors(path, other):
         assert torch.equal(tensor, others[name]), name
 
 
+@pytest.mark.slow(after=2)
 @pytest.mark.parametrize("settings", CASES.values(), ids=CASES)
 def test_checkpoints_are_those_of_an_unsharded_run(pool, settings, tmp_path):
     """Of 2, 3 and 4 ranks."""
@@ -80,6 +81,7 @@ def test_checkpoints_are_those_of_an_unsharded_run(pool, settings, tmp_path):
         assert_same_tensors(sharded, whole)
 
 
+@pytest.mark.slow
 def test_a_run_continues_sharded_or_not_on_any_number_of_ranks(pool, tmp_path):
     settings = CASES["groups, one of them frozen"]
     begun = pool(3, lambda world: play_and_save((*settings, *SHARDED), 2, world, tmp_path / "begun"))[0]
@@ -154,6 +156,7 @@ def test_every_rank_keeps_a_part_and_uses_the_whole_average(pool):
         assert torch.equal(whole, drawn)
 
 
+@pytest.mark.slow
 def test_a_run_of_processes_writes_the_same_files(tmp_path):
     """Samples, scores, models and checkpoints, for which all ranks gather."""
     settings = ("--ranks=2", "--kimg=0.08", "--nets.batch_norm=true")
@@ -199,6 +202,7 @@ def test_strategies_that_cannot_be_sharded_are_refused():
     check("strategy.sync_period=2", "strategy.sync_mode=accumulate")
 
 
+@pytest.mark.slow
 def test_a_replica_is_refused():
     net = torch.nn.Linear(2, 2)
     optimizer = torch.optim.SGD(net.parameters(), 0.1)

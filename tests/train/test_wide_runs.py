@@ -42,6 +42,7 @@ def test_a_stopped_run_resumes_exactly_samples_and_is_scored(wide, tmp_path):
             assert image.size == (16, 8)
 
 
+@pytest.mark.slow
 def test_two_ranks_train_what_one_does_and_resume_exactly(wide, tmp_path, processes):
     one = train_tiny(tmp_path / "one", *options(wide))
     straight = tmp_path / "straight"
@@ -64,6 +65,7 @@ def test_a_size_that_the_networks_cannot_make_is_refused_and_the_advice_works(wi
     assert run_cli(*arguments).status == 0
 
 
+@pytest.mark.slow
 def test_five_channels_are_trained_on_and_inception_is_refused(tmp_path):
     np.savez(tmp_path / "bands.npz", images=RNG.integers(0, 256, (32, 8, 16, 5), np.uint8))
     bands = [f"--data={tmp_path / 'bands.npz'}", "--data.resolution=16x8", "--kimg=0.032"]

@@ -34,6 +34,7 @@ class GossipRanks(RankProcesses):
         super().__init__(run, processes, *GOSSIP, *more, size=size, patch=PACED_ROUNDS + patch)
 
 
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize(
     ("victim", "strategy"),
     [
@@ -83,6 +84,7 @@ def test_frozen_rank_is_left_out_until_it_wakes(tmp_path, processes):
     ranks.assert_finished(0, 1, 2, 3, last_step=120)
 
 
+@pytest.mark.slow
 def test_two_ranks_killed_at_once(tmp_path, processes):
     ranks = GossipRanks(tmp_path / "run", processes, SHORT)
     wait_for_step(ranks.run, FIRST_STEP)

@@ -100,6 +100,7 @@ loop.play_round, Player.step = play_and_remember, break_off
 """
 
 
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize("player", ["D", "G"])
 def test_a_round_that_ended_on_some_ranks_only(player, tmp_path, processes):
     """Ranks 0 and 2 have stepped D, and G is still to step; or they have ended the round."""
@@ -140,6 +141,7 @@ def test_local_steps_go_on_without_a_frozen_rank_and_take_it_back(tmp_path, proc
     ranks.stop(2, 0, 1, 3)
 
 
+@pytest.mark.slow
 def test_a_rank_that_comes_back_with_other_data_is_refused(tmp_path, processes):
     data = tmp_path / "images.npz"
     images = np.random.default_rng(0).integers(0, 256, (64, 8, 8, 1), np.uint8)
@@ -159,6 +161,7 @@ def test_a_rank_that_comes_back_with_other_data_is_refused(tmp_path, processes):
     ranks.stop(0, 1, 2)
 
 
+@pytest.mark.slow
 def test_the_last_rank_goes_on_if_the_others_have_exited(tmp_path, processes):
     more = "--strategy=DQGAN", "--g.optimizer=sgd", "--d.optimizer=sgd", "--strategy.min_ranks=1", ENDLESS
     ranks = RankProcesses(tmp_path / "run", processes, *ELASTIC, *more)

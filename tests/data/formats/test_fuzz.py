@@ -40,6 +40,7 @@ def blocks(tmp_path_factory) -> dict[str, dict]:
     return {name: result.get(name, {"ended": f"status {ran.returncode} after: {last}"}) for name in fuzz.CASES}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", fuzz.CASES)
 def test_damaged_files_give_one_line(blocks, name):
     block = blocks[name]

@@ -403,6 +403,7 @@ def test_a_data_set_of_the_hub(tmp_path, hub_files):
     assert reads == []
 
 
+@pytest.mark.slow
 def test_the_command_inspects_a_data_set_of_the_hub(tmp_path, hub_files):
     files, _, environment = hub_files
     files["data/train-00000-of-00001.parquet"] = write_like_datasets(tmp_path / "a.parquet").read_bytes()

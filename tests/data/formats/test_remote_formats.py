@@ -120,6 +120,7 @@ def test_a_cache_that_was_damaged_between_runs(served, near, tmp_path):
                 file.write_bytes(data[: -rng.integers(1, 100)].tobytes())
 
 
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS])
 def test_a_disk_that_accepts_no_writes(code, served, near, tmp_path, monkeypatch):
     def fails(file: int, data: bytes) -> None:

@@ -195,6 +195,7 @@ def _batches(where: Path, count: int, **feed: Any) -> tuple[list[np.ndarray], di
         return [pipeline.next_batch().copy() for _ in range(count)], pipeline.images.bad_samples.reasons
 
 
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize("kind", ["folder", "zip", "tars"])
 def test_processes_make_the_bits_that_threads_make(sets, tmp_path, kind):
     where = tmp_path / "folder"

@@ -126,6 +126,7 @@ def test_an_interrupt_ends_running_and_waiting_tasks():
 # predictions ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow(after=2)
 @pytest.mark.parametrize("name", ["sync+int8", "gossip", "async+split=1:3", "async-gossip"])
 def test_the_same_question_has_the_same_answer_to_the_bit(name: str):
     first = predicted(parse_strategy(name))
@@ -359,6 +360,7 @@ def test_random_numbers_of_a_user_leave_those_of_training_as_they_are():
     assert drawn == once
 
 
+@pytest.mark.slow
 def test_a_rank_may_wait_once_all_have_played_their_rounds():
     """Under asynchronous gossip some ranks play further rounds that others wait for, until all have played theirs."""
     profile = fake_profiles.make_profile(params=144_000, g_s=0.003, d_s=0.003)

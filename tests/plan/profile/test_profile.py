@@ -55,6 +55,7 @@ def profile():
     return measured(tiny_run.make_run("d_steps=2", "g_batch=32", "device.threads=1"))[0]
 
 
+@pytest.mark.slow
 def test_a_profile_is_complete(profile):
     assert [turn.batch for turn in profile.d] == [turn.batch for turn in profile.g] == [2, 4, 8, 16]
     for turn in (*profile.g, *profile.d):
@@ -215,6 +216,7 @@ def test_a_digest_is_of_the_teacher_and_of_user_code(monkeypatch):
     assert network_digest(taught) != before
 
 
+@pytest.mark.slow
 def test_a_profile_of_other_data_is_measured_again(monkeypatch):
     run = tiny_run.make_run("nets.width=3")
     _, file = measured(run)
@@ -266,6 +268,7 @@ def test_a_run_per_label_has_many_games():
         measured(tiny_run.make_run("strategy=per-label"))
 
 
+@pytest.mark.slow
 def test_noise_can_be_left_out_and_one_lane_has_it_too():
     assert measured(tiny_run.make_run("nets.width=3"), ProfileOptions(seconds=1, noise_kimg=0))[0].noise_scale == {}
     noise = measured(tiny_run.make_run("lanes=1", "batch=4"), ProfileOptions(batches=(4,), seconds=1, noise_kimg=0.01))[
@@ -277,6 +280,7 @@ def test_noise_can_be_left_out_and_one_lane_has_it_too():
 # the command
 
 
+@pytest.mark.slow
 def test_the_command_writes_its_profile(tmp_path, monkeypatch, check_advice):
     out = tmp_path / "profile.yaml"
     arguments = ("bench", "step", *TINY, "--batches=4,8", "--noise-kimg=0.05")
@@ -400,6 +404,7 @@ def trained(profiled):
         return torch.cat([p.flatten() for net in (gan.generator, gan.discriminator) for p in net.parameters()])
 
 
+@pytest.mark.slow
 def test_profiling_an_estimator_does_not_change_its_training():
     assert torch.equal(trained(True), trained(False))
 

@@ -125,6 +125,7 @@ def test_one_rank_chooses_once(tmp_path):
     assert "with which this run was started" in repeated.out + repeated.err
 
 
+@pytest.mark.slow
 def test_a_profile_of_bench_step_is_used_as_advised(tmp_path, check_advice):
     profile = fake_profiles.make_profile()
     (tmp_path / "other.yaml").write_text(profile_to_yaml(profile))
@@ -150,6 +151,7 @@ def test_a_profile_of_bench_step_is_used_as_advised(tmp_path, check_advice):
 QUICK = "--evaluation.metrics=[]"
 
 
+@pytest.mark.slow
 def test_another_number_of_ranks_chooses_again(tmp_path, processes):
     run = ["train", "digits", "--strategy=auto", "--strategy.measure_s=1", "--batch=16", "--lanes=4", QUICK]
     run += [f"--run-dir={tmp_path}/run", "--strategy.strategies=sync,sync+int8"]

@@ -250,6 +250,7 @@ def test_limits_in_words():
     )
 
 
+@pytest.mark.slow
 def test_every_candidate_is_predicted():
     profile, links = fake_profiles.make_profile(), parse_links("2 hosts of 2 ranks, 100 Mbit/s, 1 ms")
     options = default_candidates(4, profile, 64)

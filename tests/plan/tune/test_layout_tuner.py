@@ -130,6 +130,7 @@ def stored(tmp_path, monkeypatch):
     return requested
 
 
+@pytest.mark.slow
 def test_layouts_are_cached_by_network_and_damaged_files_ignored(stored, tmp_path):
     images = tiny_run.make_dataset()
     run = resolve(tiny_run.make_run(), images)

@@ -290,6 +290,7 @@ def test_a_model_whose_classes_are_numbers_goes_with_any_names(digits, tmp_path)
     assert run_cli("eval", digits, "--data", data, "--count", "32", "--metrics", "intra_fd").status == 0
 
 
+@pytest.mark.slow
 def test_fd50k_needs_no_count(digits):
     ended = run_cli("eval", digits, "--features", "pixels", "--metrics", "kid50k_full")
     assert ended.status == 0, ended.err

@@ -13,6 +13,7 @@ from processes import logged_steps, wait_for_step
 pytestmark = pytest.mark.kill
 
 
+@pytest.mark.slow
 def test_the_next_first_rank_continues_to_log(tmp_path, processes):
     calls = tmp_path / "calls.jsonl"
     logger = f"--output.loggers=[{{name: recorder:Recorder, path: {calls}}}]"

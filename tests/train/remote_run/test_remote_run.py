@@ -478,6 +478,7 @@ def test_ranks_without_shared_storage_leave_one_checkpoint(bucket: Bucket, tmp_p
     assert bucket.get("model/model.safetensors") == model_of(other)
 
 
+@pytest.mark.slow
 def test_training_goes_on_without_the_bucket(
     bucket: Bucket, undisturbed: bytes, tmp_path: Path, processes: CliProcesses
 ):
