@@ -184,7 +184,7 @@ def test_models_without_styles_and_other_sizes_are_refused(styled, tmp_path):
     assert style_sampler(paragan.load(styled), "").has_styles
 
 
-@pytest.mark.slow(after=1)
+@pytest.mark.slow
 @pytest.mark.parametrize("graph_format", ["onnx", "torch-export"])
 def test_a_graph_has_fixed_noise(styled, graph_format, tmp_path):
     out = tmp_path / f"g{SUFFIXES[graph_format]}"

@@ -78,7 +78,7 @@ def test_the_playoff_is_decided_by_time_to_the_goal_and_margin(seconds, wins, ex
     assert ("not enough for" in other) == (seconds[wins] > min(seconds.values()))
 
 
-@pytest.mark.slow(after=1)
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_ranks_play_and_agree(ranks, tmp_path, processes):
     few = (
