@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TextIO
 
 LOCK_FILE = ".lock"
-ATTEMPTS = 5  # `lock_owner` in another process holds a lock for an instant
+SHARED_TIMEOUT_S = 5.0  # how long to wait for processes that only look
+OWNED_TIMEOUT_S = 0.05  # and for an owner, which may be ending
 ATTEMPT_INTERVAL_S = 0.01
 
 
@@ -43,15 +44,23 @@ class FolderLock:
 
 
 def _lock(file: TextIO) -> bool:
-    for attempt in range(ATTEMPTS):
-        if attempt:
-            time.sleep(ATTEMPT_INTERVAL_S)
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
-        except OSError:
-            continue
-    return False
+    """Lock a file for this process alone, once those that share its lock for an instant (`lock_owner`) are done."""
+    start_s = time.monotonic()
+    while not _try_lock(file, fcntl.LOCK_EX):
+        timeout_s = SHARED_TIMEOUT_S if _try_lock(file, fcntl.LOCK_SH) else OWNED_TIMEOUT_S
+        fcntl.flock(file, fcntl.LOCK_UN)
+        if time.monotonic() - start_s > timeout_s:
+            return False
+        time.sleep(ATTEMPT_INTERVAL_S)
+    return True
+
+
+def _try_lock(file: TextIO, kind: int) -> bool:
+    try:
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
+        return True
+    except OSError:
+        return False
 
 
 def lock_owner(folder: Path) -> str:
