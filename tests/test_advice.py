@@ -257,7 +257,7 @@ DIGITS_CASES = [
 ]
 
 
-@pytest.mark.slow
+@pytest.mark.slow(after=8)
 @pytest.mark.parametrize("case", DIGITS_CASES, ids=case_id)
 def test_advice_on_a_run_of_digits_works(case, check_advice):
     check_advice(case, DIGITS)
@@ -314,7 +314,7 @@ FOLDER_CASES = [
 ]
 
 
-@pytest.mark.slow
+@pytest.mark.slow(after=2)
 @pytest.mark.parametrize("case", FOLDER_CASES, ids=case_id)
 def test_advice_on_a_run_of_images_works(case, check_advice):
     check_advice(case, FOLDER)
@@ -527,7 +527,7 @@ COMMAND_CASES = [
 ]
 
 
-@pytest.mark.slow
+@pytest.mark.slow(after=20)
 @pytest.mark.parametrize("case", COMMAND_CASES, ids=case_id)
 def test_advice_of_a_command_works(case, check_advice):
     check_advice(case)

@@ -1,4 +1,4 @@
-"""Random numbers of lanes as tensors, on the device that uses them (paragan/core/philox.py)."""
+"""Random numbers of lanes as tensors on a device, from the generators of paragan/core/philox.py."""
 
 from __future__ import annotations
 

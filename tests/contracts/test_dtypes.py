@@ -45,8 +45,8 @@ def params_of(session):
 
 
 @pytest.mark.slow(after=10)
-@every_exact_strategy
 @every_dtype
+@every_exact_strategy
 def test_only_rounding_differs_from_float32(pool, settings, dtype):
     """Adam would amplify rounding where gradients are near 0, so the optimizers are plain gradient descent."""
     run = tiny_run.make_run(*settings, *PLAIN)
@@ -66,8 +66,8 @@ def test_only_rounding_differs_from_float32(pool, settings, dtype):
 
 
 @pytest.mark.slow(after=10)
-@every_exact_strategy
 @every_dtype
+@every_exact_strategy
 def test_two_rounds_and_one_equal_three(pool, settings, dtype, tmp_path):
     run = tiny_run.make_run(*settings)
 

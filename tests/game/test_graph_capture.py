@@ -33,7 +33,6 @@ SETTINGS = {
     "lane by lane": ("device.lanes_per_pass=3",),
     "unconditional": ("data.labels=false",),
 }
-TRACED_BY_DEFAULT = ("lazy r1", "ada, lecam")  # the others are marked slow
 STATEFUL = {
     "ada, lecam": ("objective.augment=ada", "objective.lecam=0.1"),
     "diffaugment, consistency": ("objective.augment=diffaugment", "objective.cr=1"),
@@ -78,14 +77,8 @@ def test_captured_rounds_equal_eager_rounds(settings):
     assert any(captured.replay for recorder in recorders for captured in recorder.captured_passes.values())
 
 
-@pytest.mark.slow(after=1)
-@pytest.mark.parametrize(
-    "settings",
-    [
-        pytest.param(settings, id=name, marks=[] if name in TRACED_BY_DEFAULT else pytest.mark.slow)
-        for name, settings in (SETTINGS | STATEFUL).items()
-    ],
-)
+@pytest.mark.slow(after=2)
+@pytest.mark.parametrize("settings", (STATEFUL | SETTINGS).values(), ids=STATEFUL | SETTINGS)
 def test_traced_pass_equals_eager_bit_for_bit(settings):
     run = tiny_run.make_run(*settings)
     (a, losses_a), (b, losses_b) = (

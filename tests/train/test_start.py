@@ -192,17 +192,14 @@ def folder_is_chosen(pid: int, run: Path) -> bool:
 
 MOMENTS = (process_exists, torch_is_loaded, has_a_socket, folder_is_chosen)
 START_KILLS = [
-    *(pytest.param("sync", moment, marks=pytest.mark.slow) for moment in MOMENTS[:2]),
-    *(("sync", moment) for moment in MOMENTS[2:]),
+    ("sync", has_a_socket),
     ("gossip", folder_is_chosen),
-    *(
-        pytest.param(strategy, has_a_socket, marks=pytest.mark.slow)
-        for strategy in ("gossip", "quantized", "async", "async-gossip", "per-label")
-    ),  # no rank knows its strategy before
+    *(("sync", moment) for moment in MOMENTS if moment is not has_a_socket),
+    *((strategy, has_a_socket) for strategy in ("gossip", "quantized", "async", "async-gossip", "per-label")),
 ]
 
 
-@pytest.mark.slow(after=1)
+@pytest.mark.slow(after=2)
 @pytest.mark.parametrize(("strategy", "moment"), START_KILLS)
 def test_a_rank_killed_while_ranks_start_does_not_hang_the_others(strategy, moment, tmp_path, processes):
     run = tmp_path / "run"
