@@ -145,31 +145,29 @@ class AsyncGossip:
         bucket.params.add_(delta, alpha=self.weights[j])
 
 
-def barrier(exchanges: Sequence[AsyncGossip], group: Group, timeout_s: float) -> None:
+def barrier(exchanges: Sequence[AsyncGossip], group: Group, wait_thread: WaitThread) -> None:
     """Wait until all ranks have called this after the same step; continue to swap meanwhile.
 
     Args:
         exchanges: of this rank's players.
         group: of all ranks.
-        timeout_s: how long to wait.
+        wait_thread: waits for them, with its timeout, unless a rank is lost.
 
     Raises:
-        CommunicationError: not all ranks arrived in time.
+        CommunicationError: not all ranks arrived in time, or one was lost.
     """
-    wait_thread = WaitThread(timeout_s)
     arrival = wait_thread.submit(group.all_reduce_sum(torch.zeros(1)))
-    wait_thread.close()
-    deadline = time.monotonic() + timeout_s
+    deadline = time.monotonic() + wait_thread.timeout_s
     while not arrival.is_done:
         for exchange in exchanges:
             exchange.progress()
         if time.monotonic() > deadline:
-            raise CommunicationError(f"not all ranks finished this step within {timeout_s:g} s")
+            raise CommunicationError(f"not all ranks finished this step within {wait_thread.timeout_s:g} s")
         time.sleep(PROGRESS_POLL_S)
 
 
-def drain(exchanges: Sequence[AsyncGossip], group: Group, timeout_s: float) -> None:
+def drain(exchanges: Sequence[AsyncGossip], group: Group, wait_thread: WaitThread) -> None:
     """Wait as `barrier` does, then complete all swaps, so that no message is in flight."""
-    barrier(exchanges, group, timeout_s)
+    barrier(exchanges, group, wait_thread)
     for exchange in exchanges:
         exchange.finish()

@@ -198,20 +198,24 @@ class AsyncGossipLinks:
         self.exchanges = list[AsyncGossip]()
         pairs = sorted(self.weights, key=lambda j: sorted((world.rank, j)))
         self.groups = {j: world.pair_group(j) for j in pairs}
+        self.barrier_thread = self._make_wait_thread()
 
     def make_exchange(self, player: ExchangedPlayer) -> AsyncGossip:
         groups = {j: group.with_meter(player.meter) for j, group in self.groups.items()}
         tag = 1 + TAGS_PER_PLAYER * len(self.exchanges)
-        self.exchanges.append(AsyncGossip(self.weights, groups, self._make_wait_thread, self.staleness, tag))
-        return self.exchanges[-1]
+        exchange = AsyncGossip(
+            self.weights, groups, lambda j: self._make_wait_thread(self.groups[j]), self.staleness, tag
+        )
+        self.exchanges.append(exchange)
+        return exchange
 
-    def _make_wait_thread(self, j: int) -> WaitThread:
-        waiter = self.world.make_wait_thread(self.groups[j])
+    def _make_wait_thread(self, group: Group | None = None) -> WaitThread:
+        waiter = self.world.make_wait_thread(group)
         weakref.finalize(self, waiter.close)
         return waiter
 
     def drain(self) -> None:
-        drain(self.exchanges, self.world.all_ranks, self.world.timeout_s)
+        drain(self.exchanges, self.world.all_ranks, self.barrier_thread)
 
     def barrier(self) -> None:
-        barrier(self.exchanges, self.world.all_ranks, self.world.timeout_s)
+        barrier(self.exchanges, self.world.all_ranks, self.barrier_thread)

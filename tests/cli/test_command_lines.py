@@ -16,6 +16,7 @@ import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
+import nbformat
 import pytest
 
 from paragan.cli.common import parse_settings
@@ -251,6 +252,10 @@ def documented_lines() -> list[CommandLine]:
     for path in examples:
         text = path.read_text("utf-8")
         lines += commands_in_block(list(enumerate(text.splitlines(), 1)), path.relative_to(ROOT).as_posix())
+    for path in sorted((ROOT / "examples").glob("*.ipynb")):
+        for number, cell in enumerate(nbformat.read(path, 4).cells, 1):
+            shell = [(number, line.removeprefix("!")) for line in cell.source.splitlines() if line.startswith("!")]
+            lines += commands_in_block(shell, f"{path.relative_to(ROOT).as_posix()}, cell")
     for name in ("Containerfile", "Makefile"):
         numbered = enumerate((ROOT / name).read_text("utf-8").splitlines(), 1)
         indented = [(number, line) for number, line in numbered if re.match(r"#?(?:  |\t)", line)]  # the rest is prose

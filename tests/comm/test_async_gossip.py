@@ -131,3 +131,16 @@ def test_swap_of_one_bucket_completes_while_that_of_another_is_pending():
     group.arrivals[0].set()
     assert buckets[0].params.tolist() == [0.0] * 3
     assert buckets[1].params.tolist() == [0.5] * 3
+
+
+def test_a_barrier_ends_when_a_rank_is_lost():
+    from paragan.comm.async_gossip import barrier
+    from paragan.comm.process_group import CommunicationError, WaitThread
+
+    never = threading.Event()
+    group = types.SimpleNamespace(all_reduce_sum=lambda x: types.SimpleNamespace(wait=never.wait))
+    wait_thread = WaitThread(60)
+    threading.Timer(0.05, wait_thread.abandon).start()
+    with pytest.raises(CommunicationError, match="a peer was lost"):
+        barrier([], group, wait_thread)  # pyright: ignore[reportArgumentType]
+    never.set()

@@ -517,7 +517,7 @@ class ElasticWorld(World):
         pair = sorted((self.rank, other))
         number = self._pair_group_count[other] = self._pair_group_count.get(other, 0) + 1
         name = f"pair/{pair[0]}-{pair[1]}/{number}"
-        return self._new_gloo_group(name, pair.index(self.rank), 2, [self.members[other]])
+        return self._new_gloo_group(name, pair.index(self.rank), 2, [self.members[other]], self.make_wait_thread())
 
     # taking ranks back --------------------------------------------------------------------------------------------
 
