@@ -7,6 +7,7 @@ on stderr. Modules import torch inside their commands only, so that `paragan --h
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import signal
 import sys
@@ -33,6 +34,7 @@ from paragan.core.version import __version__
 from paragan.train.local_launcher import LAUNCHER_PIPE_ENV, watch_launcher
 
 EXIT_DELAY_S = 5.0  # of ranks whose end would make the launcher kill rank 0, which has to say why first
+MAX_NAME_LENGTH = 200  # common file systems take 255 bytes; the names of temporary files are longer by a few
 
 
 def entry_point() -> NoReturn:
@@ -77,6 +79,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            message = f"{error.filename}: too long for the name of a file. Use at most {MAX_NAME_LENGTH} characters"
+            return _report_error(2, message, main_rank_only=False)
         return _report_error(1, str(error), main_rank_only=False)
 
 

@@ -96,3 +96,15 @@ def test_a_launcher_says_how_many_ranks_there_are(check_advice, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "1")
     case = Case("--ranks=2", "--ranks 2: the launcher started 1. Leave --ranks out", ("~ranks",))
     check_advice(case, ["train", *TINY_RUN_ARGS, "-n"])
+
+
+def test_a_name_is_as_long_as_a_file_system_takes(check_advice, finished, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(finished, "r" * 200)
+    name = "r" * 300
+    case = Case(
+        f"report {name} --out report.html",
+        "too long for the name of a file. Use at most 200 characters",
+        (f"~{name} {'r' * 200}",),
+    )
+    check_advice(case)

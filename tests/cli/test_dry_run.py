@@ -72,6 +72,7 @@ def test_a_gradient_of_a_convolution_takes_twice_its_operations_whatever_its_gro
     assert counted.flops == 3 * forward > 0
 
 
+@pytest.mark.slow(after=3)
 @pytest.mark.parametrize("settings", VARIANTS.values(), ids=VARIANTS)
 def test_memory_and_operations_are_those_of_a_round_that_is_played(settings):
     run = resolve(tiny_run.make_run("nets.width=16", "nets.batch_norm=true", *settings), tiny_run.make_dataset())

@@ -30,6 +30,7 @@ def make_run(strategy: str, *more: str):
     return tiny_run.make_run(*STYLES, *table.STRATEGIES[strategy], *more)
 
 
+@pytest.mark.slow(after=2)
 @pytest.mark.parametrize("strategy", ["sync", "CPOAdam", "async", "async teams"])
 def test_n_ranks_equal_one(pool, strategy):
     run = make_run(strategy)
@@ -47,7 +48,7 @@ def test_lane_by_lane_equals_all_lanes():
         assert tiny_run.relative_distance(other, one, prefix) < 2e-4
 
 
-@pytest.mark.slow(after=2)
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize("strategy", ["sync int4", "quantized", "gossip", "sync every 2", "async, lags and replay"])
 def test_six_and_four_rounds_equal_ten(pool, strategy, tmp_path):
     run = make_run(strategy)

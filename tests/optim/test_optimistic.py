@@ -89,7 +89,9 @@ def test_bilinear_game_converges_only_with_a_wrapper(wrapper):
     assert distance < 1e-3 if wrapper else distance > 1e2
 
 
-@pytest.mark.parametrize("lags", [(0, 0), (1, 0), (0, 1), (1, 1), (3, 0)])
+@pytest.mark.parametrize(
+    "lags", [(0, 0), (3, 0), *(pytest.param(lags, marks=pytest.mark.slow) for lags in ((1, 0), (0, 1), (1, 1)))]
+)
 @pytest.mark.parametrize("extrapolation", [0.0, 1.0, 2.0, 3.0])
 def test_extrapolation_compensates_half_of_both_lags_and_half_a_round(lags, extrapolation):
     """Play the bilinear game with lags: docs/async.md, "Looking ahead"."""

@@ -51,6 +51,7 @@ def mixing(graph: str, n: int, iteration: int, rounds: int = 1) -> Tensor:
     return reduce(lambda product, w: w @ product, every)
 
 
+@pytest.mark.slow(after=5)
 @pytest.mark.parametrize(
     ("graph", "n", "rounds", "more"),
     [

@@ -81,7 +81,7 @@ def check(actual, expected, atol=1e-5):
         torch.testing.assert_close(params, expected[rank], rtol=1e-4, atol=atol)
 
 
-@pytest.mark.slow(after=3)
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize("ranks", [4, 8])
 @pytest.mark.parametrize("rounds", [1, 3])
 def test_dposg_is_the_papers_pseudo_code(pool, ranks, rounds):

@@ -24,6 +24,7 @@ from processes import (
 SHORT = "--kimg=0.16"  # as `finished`
 
 
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1], ids=lambda n: n.name)
 def test_a_stopped_run_resumes_exactly(number, tmp_path, processes, uninterrupted):
     run = tmp_path / "run"

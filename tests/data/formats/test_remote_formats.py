@@ -71,6 +71,7 @@ def near(sets, tmp_path_factory) -> list[bytes]:
     return trained(tmp_path_factory.mktemp("near") / "run", sets / "set.npz", "--data.cache=memory")
 
 
+@pytest.mark.slow(after=2)
 @pytest.mark.parametrize("form", FORMS)
 def test_every_form_is_the_same_training(form, served, near, tmp_path):
     server, folder = served
