@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import os
 import subprocess
@@ -38,7 +37,6 @@ def displayed(monkeypatch):
     return shown
 
 
-@pytest.mark.slow
 def test_the_notebook_runs_and_shows_what_it_says(tmp_path, monkeypatch):
     monkeypatch.setenv("KIMG", "2")
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
@@ -63,19 +61,6 @@ def test_the_notebook_is_committed_without_outputs():
     book = nbformat.read(NOTEBOOK, 4)
     nbformat.validate(book)
     assert all(not cell.outputs and cell.execution_count is None for cell in book.cells if cell.cell_type == "code")
-
-
-def test_the_notebook_names_what_paragan_has():
-    """Its commands are parsed by tests/cli/test_command_lines.py."""
-    book = nbformat.read(NOTEBOOK, 4)
-    for cell in (cell for cell in book.cells if cell.cell_type == "code"):
-        code = "\n".join(line for line in cell.source.splitlines() if not line.startswith("!"))
-        names = [node.attr for node in ast.walk(ast.parse(code)) if is_attribute_of(node, "pg")]
-        assert all(hasattr(pg, name) for name in names)
-
-
-def is_attribute_of(node: ast.AST, module: str) -> bool:
-    return isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == module
 
 
 def test_a_run_is_shown_until_its_process_ends(tmp_path, displayed):
