@@ -54,6 +54,7 @@ COMMANDS = {  # of every result: a module of benchmarks/ and its arguments
     "memory_bf16": "speed.memory",
     "memory_process": "speed.memory fashion:32:4",
     "memory_predicted": "speed.memory --predict",
+    "mixture_wires": "quality.mixture_wires --seeds 0",
     "networks_step": "speed.networks step",
     "networks_step_bf16": "speed.networks step",
     "networks_strategies": "speed.networks strategies",

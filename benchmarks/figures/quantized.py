@@ -66,6 +66,23 @@ def quality_of_quantized(digits: Any, fashion: Any) -> Iterator[Statement]:
             yield quality_row(label, scores, result["cases"]["exact"], fd)
 
 
+@PAGE.states("mixture_wires")
+def mixture_of_gaussians(result: Any) -> Iterator[Statement]:
+    rows = {row["case"]: row for row in result["rows"]}
+    close = {case: 100 * row["close"] for case, row in rows.items()}
+    for case, row in rows.items():
+        yield f"| {case} | {{:.1f}} % | {{:.0f}} |", close[case], row["sent_bytes"] / 1e6
+    yield "Every case covers {:g} of 8 modes", min(row["modes"] for row in rows.values())
+    signs = "quantized, sign", "CPOAdam-GQ, sign", "DQGAN, sign", "DQGAN, sign, feedback 0", "CPOAdam", "DQGAN, exact"
+    text = (
+        "optimistic Adam puts {:.1f} % of the points close with feedback and {:.1f} % without, "
+        "gradient steps {:.1f} % and {:.1f} %; the exact wire reaches {:.1f} % and {:.1f} %"
+    )
+    yield text, *(close[case] for case in signs)
+    pairs = ("quantized, int8", "CPOAdam-GQ, int8"), ("DQGAN, int8", "DQGAN, int8, feedback 0")
+    yield "differ by at most {:.1f} points in 100", max(abs(close[a] - close[b]) for a, b in pairs)
+
+
 @PAGE.states("lab")
 def speed_of_wires(lab: Any) -> Iterator[Statement]:
     exact, *rows = laboratory(lab, "200 Mbit/s")
