@@ -49,7 +49,7 @@ def run_loop(folder, mode):
     return (main.returncode, main_out, main_err), (other.returncode, out, err), time.monotonic() - ended
 
 
-@pytest.mark.slow(after=2)
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize(
     ("mode", "reason"),
     [
