@@ -54,9 +54,8 @@ LONG_FILES = (
 torch.set_num_threads(1)
 standin.install()  # autograd serves only the devices that are known at its first backward pass
 reduce_bn_recalibration()
-os.environ["OMP_WAIT_POLICY"] = (
-    "PASSIVE"  # else threads of the programs poll, on cores that tests share: 4 times the work
-)
+# Threads of the programs that tests start would poll for work, on cores that other tests need.
+os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
 os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="paragan-tests-")
 cloudpickle.register_pickle_by_value(tiny_run)
 cloudpickle.register_pickle_by_value(tiny_estimator)

@@ -56,18 +56,18 @@ def mixing(graph: str, n: int, iteration: int, rounds: int = 1) -> Tensor:
     ("graph", "n", "rounds", "more"),
     [
         ("ring", 1, 1, ()),
-        ("ring", 2, 1, ()),
         ("ring", 3, 1, UNEQUAL),
         ("ring", 4, 3, ()),
+        ("one-peer", 4, 1, ()),
+        ("ring", 3, 1, FALLING),
+        ("ring", 2, 1, ()),
         ("complete", 3, 1, ()),
         ("torus", 4, 2, ()),
         ("exponential", 4, 2, ()),
         ("star", 3, 2, ()),
         ("hypercube", 4, 1, ()),
-        ("one-peer", 4, 1, ()),
         ("matching", 4, 2, ()),
         ("random-ring", 4, 3, ()),
-        ("ring", 3, 1, FALLING),
     ],
 )
 def test_dposg(pool, graph, n, rounds, more):

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.kill
 PEER_TIMEOUT_S = 3
 GOSSIP = ("--strategy=gossip", "--lanes=4", f"--strategy.peer_timeout_s={PEER_TIMEOUT_S}", "--kimg=1.28")  # 80 steps
 LAST_STEP = 80
-DEATH_TIMEOUT_S = 20  # a death is noticed by its exit, without waiting for this one
+DEATH_TIMEOUT_S = 20  # peer_timeout_s where a rank is killed: nobody waits for it, since a closed port is noticed
 SHORT, SHORT_LAST_STEP = "--kimg=0.96", 60  # where no rank comes back to a run that goes on
 FIRST_STEP = 10  # the first loss is after this one
 
