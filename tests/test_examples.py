@@ -99,6 +99,7 @@ def test_two_ranks_of_another_library_equal_one(library, error_of_one_rank, tmp_
     assert error == pytest.approx(expected, abs=1e-3)
 
 
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize("library", CYCLEGAN_ON_TWO_RANKS)
 def test_a_missing_library_is_named_in_one_line(library, tmp_path):
     if importlib.util.find_spec(library):

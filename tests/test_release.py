@@ -42,6 +42,7 @@ def make_dist(checkout: Path) -> subprocess.CompletedProcess[str]:
     return run("make", "dist", python, cwd=checkout)
 
 
+@pytest.mark.slow
 def test_a_release_is_built_published_and_installed(checkout, tmp_path):
     built = make_dist(checkout)
     assert built.returncode == 0, built.stdout + built.stderr

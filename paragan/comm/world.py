@@ -304,30 +304,35 @@ class World:
         self.store.set(f"{name}/{self.rank}", text)
         missing = list(range(self.size))
         texts = dict[int, str]()
-        is_broken = False
         deadline = time.monotonic() + timeout_s
         notice = WaitNotice(self.launch_info)
         originals = self.original_ranks or range(self.size)  # an elastic world has none before it has formed
         while True:
+            # Before the store is read: a rank that has all texts may leave and close its connections.
+            reason = self._find_break(peer_sockets)
             for rank in [r for r in missing if self.store.check([f"{name}/{r}"])]:
                 texts[rank] = self.store.get(f"{name}/{rank}").decode()
                 missing.remove(rank)
             if not missing:
                 return [texts[rank] for rank in range(self.size)]
-            self.raise_if_broken()
-            raise_if_lost(originals[rank] for rank in missing)
             awaited = f"rank {', '.join(map(str, missing))}"
+            raise_if_lost(originals[rank] for rank in missing)
+            if reason:
+                raise CommunicationError(f"{awaited} did not arrive, and {reason}")
             notice.set_awaited(awaited)
             notice.write_if_due()
-            problem = f"{awaited} did not arrive"
-            if is_broken:
-                raise CommunicationError(f"{problem}, and the connection to a rank broke")
             if time.monotonic() > deadline:
                 counted = f" ({self.launch_info.variables})" if self.launch_info.variables else ""
-                raise CommunicationError(f"{problem} within {timeout_s:g} s{counted}")
+                raise CommunicationError(f"{awaited} did not arrive within {timeout_s:g} s{counted}")
             time.sleep(POLL_S)
-            # A rank that has all texts may leave and close its connections, so the store is read once more after this.
-            is_broken = any(map(is_closed, peer_sockets))
+
+    def _find_break(self, peer_sockets: Collection[SocketId]) -> str:
+        """Return why it is useless to wait for the others any longer; empty if it is not."""
+        try:
+            self.raise_if_broken()
+        except CommunicationError as error:
+            return str(error)
+        return "the connection to a rank broke" if any(map(is_closed, peer_sockets)) else ""
 
     def raise_if_broken(self) -> None:
         """Raise CommunicationError if it is useless to wait for the others any longer."""

@@ -123,6 +123,7 @@ STRATEGIES = {
 }
 
 
+@pytest.mark.slow(after=4)
 @pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=STRATEGIES)
 def test_an_estimator_is_trained_and_scored_under_every_strategy(pool, strategy):
     """It is trained as the trainer does it: the same networks, in a session of the same run, end with the same bits."""

@@ -202,7 +202,7 @@ def _only_bad() -> str:
     return "bad"
 
 
-@pytest.mark.slow(after=2)
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize("out", ["a.npz", "a.zip", "a", "a.tars"])
 def test_a_full_disk_is_one_line_and_leaves_no_files(out, tmp_path):
     """A limit on the size of files stands for it."""

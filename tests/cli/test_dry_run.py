@@ -114,7 +114,7 @@ def test_the_copy_that_survives_lost_ranks_counts():
     assert among_four - alone == pytest.approx(4 * g + 3 * d, rel=0.01)  # parameters, two moments, the average of G
 
 
-@pytest.mark.slow(after=2)
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize(("lanes", "merge"), [(8, 1), (11, 2), (16, 3), (16, 0)])
 @pytest.mark.parametrize("settings", VARIANTS.values(), ids=VARIANTS)
 def test_many_passes_are_estimated_from_a_few(settings, lanes, merge):

@@ -50,6 +50,7 @@ def drift_job(max_staleness, slow_ms):
     return job
 
 
+@pytest.mark.slow(after=2)
 @pytest.mark.parametrize(("max_staleness", "slow_ms"), [(1, 2), (8, 2), (8, 20), (1000, 20)])
 def test_mean_is_preserved_under_any_delay(pool, max_staleness, slow_ms):
     results = pool(SIZE, drift_job(max_staleness, slow_ms))

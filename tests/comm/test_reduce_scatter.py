@@ -49,7 +49,7 @@ def test_the_local_part_is_that_of_an_all_reduce(pool, ranks):
     assert all(pool(ranks, job))
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 5])
+@pytest.mark.parametrize("ranks", [2, 3, pytest.param(5, marks=pytest.mark.slow)])
 def test_parts_are_gathered_from_their_owners(pool, ranks):
     """Also of a slice that begins and ends within the parts of a rank, and of another dtype."""
 

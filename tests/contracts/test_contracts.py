@@ -174,13 +174,13 @@ def test_contracts_hold_with_a_third_party_optimizer(optimizer, tmp_path):
 CLIPPED = table.VARIANTS["clip"]
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [2, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", ["sync", "DQGAN sign", "gossip int8", "async teams"])
 def test_contracts_hold_with_weight_clipping(pool, name, ranks, tmp_path):
     test_six_and_four_rounds_equal_ten(pool, (*table.STRATEGIES[name], *CLIPPED), "sgd", ranks, tmp_path)
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [2, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", ["sync, accumulated", "quantized", "gossip int8", "async teams"])
 def test_contracts_hold_with_clipped_gradients_and_groups(pool, name, ranks, tmp_path):
     settings = (*table.STRATEGIES[name], *table.VARIANTS["clipped, in groups"])
@@ -256,7 +256,8 @@ def test_two_ranks_resume_from_the_mean_state_of_four(pool, settings, tmp_path):
 
 
 @every_strategy
-def test_counted_bytes_equal_predicted_bytes(pool, settings):
+@pytest.mark.parametrize("ranks", [3, pytest.param(2, marks=pytest.mark.slow)])
+def test_counted_bytes_equal_predicted_bytes(pool, settings, ranks):
     run = tiny_run.make_run(*settings, "nets.batch_norm=true")
 
     def predicted(s):
@@ -273,15 +274,14 @@ def test_counted_bytes_equal_predicted_bytes(pool, settings):
             s.role.drain()
         return [(p.meter.sent_bytes, p.meter.messages) for p in s.game.players], predicted(s), s.role.description
 
-    for ranks in (2, 3):
-        rows = pool(ranks, counted)
-        rounded = 6 if any("sync_period" in setting for setting in settings) else 0
-        for row, expected, _ in rows:
-            assert all(a == pytest.approx(b, abs=rounded) for a, b in zip(row, expected, strict=True))
-        assert any(any(row) for row, _, _ in rows)
-        virtual = tiny_run.make_session(run, lone_world(ranks))
-        if virtual.role.description == rows[0][2]:  # split=auto may have measured another split
-            assert predicted(virtual) == rows[0][1]
+    rows = pool(ranks, counted)
+    rounded = 6 if any("sync_period" in setting for setting in settings) else 0
+    for row, expected, _ in rows:
+        assert all(a == pytest.approx(b, abs=rounded) for a, b in zip(row, expected, strict=True))
+    assert any(any(row) for row, _, _ in rows)
+    virtual = tiny_run.make_session(run, lone_world(ranks))
+    if virtual.role.description == rows[0][2]:  # split=auto may have measured another split
+        assert predicted(virtual) == rows[0][1]
 
 
 @every_strategy

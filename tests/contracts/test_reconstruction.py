@@ -92,6 +92,7 @@ def test_a_run_resumes_before_d_has_started(pool, tmp_path):
     check_resume(pool, make_run("sync", "adaptive, late"), 1, tmp_path, rounds=9)
 
 
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize("strategy", ["gossip", "gossip int8", "sync every 2"])
 def test_ranks_with_players_of_their_own_have_a_late_start_too(pool, strategy, tmp_path):
     run = tiny_run.make_run(*GAMES["adaptive, late"], "nets.quantizer=fsq", *table.STRATEGIES[strategy])

@@ -24,7 +24,7 @@ def assert_equal(tensors, others, tolerance):
         )
 
 
-@pytest.mark.slow(after=2)
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize("name", GAMES)
 @pytest.mark.parametrize(("ranks", "dtype", "passes"), CASES)
 def test_equal_to_ddp_and_to_one_process(pool, name, ranks, dtype, passes):

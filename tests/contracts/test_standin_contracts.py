@@ -98,6 +98,7 @@ def on_the_cpu(run, rounds=ROUNDS):
     return tiny_run.play_rounds(run, rounds)
 
 
+@pytest.mark.slow(after=9)
 @every_strategy
 def test_one_rank_computes_what_it_computes_on_the_cpu(name):
     run = run_of(name)

@@ -30,7 +30,7 @@ def make_run(strategy: str, *more: str):
     return tiny_run.make_run(*STYLES, *table.STRATEGIES[strategy], *more)
 
 
-@pytest.mark.slow(after=2)
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize("strategy", ["sync", "CPOAdam", "async", "async teams"])
 def test_n_ranks_equal_one(pool, strategy):
     run = make_run(strategy)

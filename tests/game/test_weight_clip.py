@@ -24,6 +24,7 @@ PENALISED = (
 )
 
 
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize(
     ("settings", "message", "remedies"),
     [

@@ -184,6 +184,7 @@ class ConvCritic(nn.Module):
         return self.body(x).sum(1)
 
 
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize("critic", [Critic, ConvCritic])
 def test_finite_differences_agree_with_the_exact_penalty(critic):
     d = critic()

@@ -67,6 +67,7 @@ def steepest(net: nn.Module, real: float, fake: float) -> float:
     return float(slope.norm(dim=1).max())
 
 
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize(("real", "fake"), [(1.0, 0.0), (0.0, 1.0), (2.0, 0.0)])
 def test_penalised_critic_measures_the_distance(real, fake):
     """A linear critic of slope K pays lambda (K - 1)^2 and gains K m: K = 1 + m / (2 lambda)."""

@@ -26,6 +26,7 @@ FAMILIES = (
 RANGES = ((1, None), (1, 8), (3, 8))  # halvings of all families
 
 
+@pytest.mark.slow(after=16)
 @pytest.mark.parametrize("nets", FAMILIES, ids=lambda nets: nets.name)
 @pytest.mark.parametrize("resolution", [48, "64x32", "32x64", "96x64"])
 def test_every_family_makes_and_judges_such_images(nets, resolution):

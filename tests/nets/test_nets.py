@@ -92,7 +92,12 @@ def batch(G, spec, n=4):
 @pytest.mark.parametrize("classes", [0, 3])
 @pytest.mark.parametrize(
     ("name", "resolution"),
-    [(name, size) for name in CONFIGS for size in (8, 16, 32, 64) if size >= least(CONFIGS[name])],
+    [
+        pytest.param(name, size, marks=[pytest.mark.slow] if size == 64 else [])
+        for name in CONFIGS
+        for size in (8, 16, 32, 64)
+        if size >= least(CONFIGS[name])
+    ],
 )
 def test_shapes_and_gradients(name, resolution, classes):
     spec = Spec(resolution, 3, classes)
@@ -113,6 +118,7 @@ def test_shapes_and_gradients(name, resolution, classes):
     assert all(parameter.grad.any() for parameter in G.parameters())
 
 
+@pytest.mark.slow(after=8)
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("resolution", [128, 256])
 def test_larger_resolutions_build(name, resolution):

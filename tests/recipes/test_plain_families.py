@@ -35,6 +35,7 @@ def test_outputs_agree(name: str):
     assert max_output_difference(make_small_run(name), DATA) < 1e-4
 
 
+@pytest.mark.slow(after=3)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_both_train(name: str):
     """Parameters move and are finite, which they are not after a loss that is none."""

@@ -20,10 +20,10 @@ from paragan.train.session import Session, build_session
 
 FAMILIES = (
     "digits",
-    "fashion",
-    "sngan-cifar10",
-    "sagan-cifar10",
     "biggan-cifar10",
+    "sngan-cifar10",
+    "fashion",
+    "sagan-cifar10",
     "contragan-cifar10",
     "r3gan-cifar10",
 )
@@ -37,6 +37,7 @@ def play(run: Run, dataset: Dataset, device: torch.device) -> Session:
     return session
 
 
+@pytest.mark.slow(after=3)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_recipe_computes_what_the_cpu_computes(name, tmp_path, monkeypatch):
     device = standin.install()

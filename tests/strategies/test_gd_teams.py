@@ -49,6 +49,7 @@ def delayed(run, rounds, delays):
     return job
 
 
+@pytest.mark.slow(after=2)
 @pytest.mark.parametrize(
     ("settings", "delays"),
     [

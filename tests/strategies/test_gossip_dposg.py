@@ -82,7 +82,7 @@ def check(actual, expected, atol=1e-5):
 
 
 @pytest.mark.slow(after=1)
-@pytest.mark.parametrize("ranks", [4, 8])
+@pytest.mark.parametrize("ranks", [4, pytest.param(8, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("rounds", [1, 3])
 def test_dposg_is_the_papers_pseudo_code(pool, ranks, rounds):
     """mix = W^t X;  Z = mix - eta g(Z before);  X = mix - eta g(Z), a gradient an iteration."""
@@ -102,7 +102,7 @@ def test_dposg_is_the_papers_pseudo_code(pool, ranks, rounds):
 
 
 @pytest.mark.slow(after=3)
-@pytest.mark.parametrize("ranks", [4, 8])
+@pytest.mark.parametrize("ranks", [4, pytest.param(8, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("topology", [Ring(), RandomRing(), OnePeer(), Matching()], ids=lambda t: t.name)
 def test_dp_oadam_is_the_papers_pseudo_code(pool, ranks, topology):
     """theta_i <- sum_j W_ij theta_j - 2 lr u + lr (u before); u from gradients at theta_i, with local moments."""
@@ -119,7 +119,7 @@ def test_dp_oadam_is_the_papers_pseudo_code(pool, ranks, topology):
     check(results, x)
 
 
-@pytest.mark.parametrize("ranks", [4, 8])
+@pytest.mark.parametrize("ranks", [4, pytest.param(8, marks=pytest.mark.slow)])
 def test_cp_oadam_is_the_papers_pseudo_code(pool, ranks):
     """theta <- theta - 2 lr u + lr (u before), u from the mean gradient of all ranks at theta."""
     beta1, beta2, eps, steps = 0.5, 0.9, 1e-8, 7

@@ -169,6 +169,7 @@ loop.play_round = play_round
 """
 
 
+@pytest.mark.slow(after=2)
 @pytest.mark.parametrize("broken", [0, 1])
 @pytest.mark.parametrize("error", ["OSError", "ZeroDivisionError"])
 def test_an_error_of_one_rank_reaches_the_others_with_rank_and_step(broken, error, tmp_path, processes):
@@ -220,6 +221,7 @@ def test_a_frozen_rank_is_noticed_after_the_timeout(frozen, tmp_path, processes)
     assert f"rank {frozen} was lost at step" in paragan_line(ranks[1 - frozen].err)
 
 
+@pytest.mark.slow(after=2)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("frozen", [0, 1])
 def test_a_rank_that_waits_for_a_frozen_one_answers_signals(frozen, number, tmp_path, processes):

@@ -57,6 +57,7 @@ def assert_refused(ranks: list[CliProcess], data_files: Path, name: str) -> None
     assert f"{OTHER_DATA[name][2]} {data_files}/{name}.npz" in ranks[0].err
 
 
+@pytest.mark.slow(after=6)
 @pytest.mark.parametrize("strategy", ["sync", "gossip", "per-label"])
 @pytest.mark.parametrize("name", OTHER_DATA)
 def test_ranks_with_other_data_do_not_train(name, strategy, data_files, processes):

@@ -25,6 +25,8 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import functools
+import gc
 import itertools
 import json
 import os
@@ -72,6 +74,16 @@ DRAIN_S = 0.1  # for the threads of a broken group to stop writing what had arri
 STARTUP_TIMEOUT_S = 20.0  # how long an answer may take while processes start: imports can block their threads
 
 
+@functools.cache
+def _freeze_imports() -> None:
+    """Let garbage collection skip all objects that exist now, once per process.
+
+    A full collection stops all threads. With what torch imports, it takes 0.1 to 0.3 s, and longer where processes
+    share cores: the others, whose heartbeats are not answered meanwhile, would take this rank for lost.
+    """
+    gc.freeze()
+
+
 class QuorumLostError(RunError):
     """Too few ranks remain to continue: a last checkpoint is to be written."""
 
@@ -114,6 +126,7 @@ class ElasticWorld(World):
         link_timeout_s: float,
         min_ranks: int,
     ):
+        _freeze_imports()
         self._server = KVServer(address)
         super().__init__(launch_info, device, self._server, SingleRankGroup(), timeout_s)
         self.original_rank = launch_info.rank
@@ -574,6 +587,8 @@ class ElasticWorld(World):
         addresses = {r: self.addresses[r] for r in self.members}
         addresses |= {r: request.address for r, request in requests.items()}
         epoch = self.membership.epoch + 1
+        # A rank that joins may have a request in its store that another rank has sent, and the others have answered.
+        answered = self._join_protocol.answered_numbers(self.members)
         membership = Membership(
             epoch=epoch,
             members=tuple(sorted(addresses)),
@@ -581,7 +596,7 @@ class ElasticWorld(World):
             store_rank=min(self.members),
             store_prefix=f"admit {epoch}",
             addresses=addresses,
-            answered={rank: request.number for rank, request in requests.items()},
+            answered=answered | {rank: request.number for rank, request in requests.items()},
             without_state=tuple(requests),
         )
         self._join_protocol.send_answers(membership)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 
 import pytest
 
+from paragan.comm.elastic import elastic_world
+from paragan.comm.elastic.elastic_world import ElasticWorld
 from paragan.comm.elastic.kv_store import KVClient, KVServer
 from paragan.comm.elastic.membership import Membership
 from paragan.comm.elastic.rejoin import JoinProtocol
@@ -76,3 +79,34 @@ def test_requests_count_until_they_or_later_ones_are_answered(ranks):
     assert not leader.protocol.pending_joins([1])
     leader.answer({1: earlier})  # read late
     assert not leader.protocol.pending_joins([1])
+
+
+def test_who_joins_learns_which_requests_in_its_store_the_others_have_answered(ranks):
+    """Else a rank that was left out while another one joined would take that one for lost."""
+    member, joined, _ = ranks
+    left_out = ProtocolRank(2)
+    number = joined.join(member)
+    with KVClient(left_out.server.address, 5) as client:
+        joined.protocol.request_join(client, number)
+    member.answer({1: number})
+    assert left_out.protocol.pending_joins([1])
+    answered = member.protocol.answered_numbers([0, 1])
+    assert answered == {1: number}
+    left_out.answer(answered | {2: left_out.join(member)})
+    assert not left_out.protocol.pending_joins([1])
+    joined.join(left_out)  # lost again
+    assert left_out.protocol.pending_joins([1])
+    left_out.server.close()
+
+
+def test_full_collections_of_garbage_skip_what_was_imported(pool):
+    """They stop all threads: a rank that they stop for long would be taken for lost."""
+
+    def job(world):
+        gc.unfreeze()
+        elastic_world._freeze_imports.cache_clear()
+        ElasticWorld(world.launch_info, world.device, "127.0.0.1", 5, 1, 2).close()
+        return gc.get_freeze_count(), len(gc.get_objects())
+
+    [(frozen, collected)] = pool(1, job)
+    assert frozen > 10 * collected

@@ -80,6 +80,7 @@ def test_every_form_is_the_same_training(form, served, near, tmp_path):
     assert trained(tmp_path / "here", folder / FORMS[form], "--data.cache=stream") == near
 
 
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize("form", ["h5", "zip", "tar"])
 def test_a_file_replaced_on_the_server_ends_the_run_by_name(form, served, near, tmp_path):
     server, folder = served

@@ -340,6 +340,7 @@ def test_gossip_sends_under_computing():
     assert ring == pytest.approx(2 * exchange, rel=0.02)
 
 
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize("period", [20, 100])
 def test_delayed_messages_travel_while_ranks_compute(period):
     of = profile(d_s=0.1, g_s=0.1)

@@ -44,6 +44,7 @@ def played(run):
         return result | {f"average/{name}": p.detach().clone() for name, p in g.net.named_parameters()}
 
 
+@pytest.mark.slow(after=9)
 @pytest.mark.parametrize("settings", NETS.values(), ids=NETS)
 @pytest.mark.parametrize(
     "layout",

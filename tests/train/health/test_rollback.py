@@ -196,6 +196,7 @@ rollback.retire_undone_checkpoints = retire_undone_checkpoints
 """
 
 
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize("strategy", ["sync", "quantized", "async"])
 def test_all_ranks_roll_back_after_divergence(strategy, tmp_path, processes):
     more = (f"--strategy={strategy}", "--health.patience_ticks=1", "--health.divergence_factor=5")
@@ -227,6 +228,7 @@ def test_a_rank_killed_during_a_rollback_is_noticed_at_once(victim, tmp_path, pr
     assert [row["to_step"] for row in read_jsonl(tmp_path / "run" / "health.jsonl")] == [4]
 
 
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize("wire", ["exact", "int8"])
 def test_all_ranks_roll_back(wire, tmp_path, processes):
     command = train_args(tmp_path / "run", *ROLLBACK_ARGS, f"--strategy.wire={wire}")

@@ -91,6 +91,7 @@ def test_six_and_four_rounds_equal_ten(per_label, strategy, tmp_path):
     assert tiny_run.is_equal(tiny_run.gather_owner_state(s), tiny_run.play_rounds(run, 10))
 
 
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize(
     "settings", [("strategy=sync",), ("strategy=async",), ("g_batch=32", "device.lanes_per_pass=1")]
 )
