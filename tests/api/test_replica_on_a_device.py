@@ -154,6 +154,7 @@ def test_turns_of_unequal_batches_unused_parameters_and_turns_without_backward(p
     assert not [sync for *_, syncs in on_device for sync in syncs if "paragan/api" in sync]
 
 
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_autocast_with_a_grad_scaler_that_skips_a_step(pool, dtype):
     def job(world):

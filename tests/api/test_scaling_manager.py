@@ -113,13 +113,13 @@ def test_scores_and_networks_follow_the_advice_on_their_order():
 
 STRATEGIES = {
     "quantized": "quantized",
-    "paper's DQGAN": {"name": "quantized", "paper_update": True},
-    "local SGD": {"name": "sync", "sync_period": 2},
     "delayed outer steps": {"name": "sync", "sync_period": 3, "fragments": 2, "delay": 2, "outer": "nesterov"},
     "gossip": "gossip",
+    "async": "async",
+    "paper's DQGAN": {"name": "quantized", "paper_update": True},
+    "local SGD": {"name": "sync", "sync_period": 2},
     "DPOSG": "DPOSG",
     "asynchronous gossip": "async-gossip",
-    "async": "async",
 }
 
 

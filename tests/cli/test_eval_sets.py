@@ -53,6 +53,7 @@ def test_long_computations_name_their_metric_on_stderr(monkeypatch):
     assert "computing" not in ended.out
 
 
+@pytest.mark.slow
 def test_started_ranks_print_what_one_prints(processes, tmp_path):
     command = ["eval", "--reals=reals.npz", "--fakes=fakes", "--metrics=fd,prdc"]
     two = processes.start_fresh(*command, "--json=two.json", "--ranks=2")

@@ -26,6 +26,7 @@ runpy.run_module("paragan", run_name="__main__")
 """
 
 
+@pytest.mark.slow(after=2)
 @pytest.mark.parametrize(
     ("module", "arguments"),
     [

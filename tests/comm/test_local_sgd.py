@@ -51,6 +51,7 @@ def simulate_local_sgd(run, ranks, rounds, sync_period):
     return [{p.name: p.flat.params.clone() for p in game.players} for game in games]
 
 
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize("sync_period", [2, 3])
 def test_equals_a_simulation_of_all_ranks(pool, sync_period):
     run = tiny_run.make_run("strategy=sync", f"strategy.sync_period={sync_period}", *PLAIN)

@@ -56,6 +56,7 @@ def test_every_matrix_is_doubly_stochastic_and_connects(topology):
             assert (reaches | reaches.T).all()
 
 
+@pytest.mark.slow(after=9)
 @every_topology
 @pytest.mark.parametrize("size", [4, 8, 16])
 def test_contraction_bounds_the_distance_to_the_mean(topology, size):

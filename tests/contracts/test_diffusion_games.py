@@ -114,6 +114,7 @@ def test_gradient_of_matching_is_that_of_the_paper():
     torch.testing.assert_close(x.grad.float(), ((critic - teacher) / scale / 32 / 3).float())
 
 
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize("game", [DISTILL, DISTILL_UNET])
 def test_distillation_equals_a_plain_loop(game):
     run = make_run(game, "sync", *WEIGHTS)

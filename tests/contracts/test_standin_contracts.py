@@ -29,7 +29,14 @@ from processes import final_tensors, train_tiny
 spec = importlib.util.spec_from_file_location("table", Path(__file__).with_name("table.py"))
 table = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(table)
-every_strategy = pytest.mark.parametrize("name", table.STRATEGIES)
+REPRESENTATIVES = (
+    *("sync", "sync int4", "quantized", "sync, sharded", "sync, delayed int8"),
+    *("async teams int8", "async, lags and replay", "per-label, ranks of a label", "gossip int8"),
+)
+every_strategy = pytest.mark.parametrize(
+    "name",
+    [name if name in REPRESENTATIVES else pytest.param(name, marks=pytest.mark.slow) for name in table.STRATEGIES],
+)
 
 ROUNDS = 4
 FIRST_STEADY = 2  # round
@@ -98,7 +105,6 @@ def on_the_cpu(run, rounds=ROUNDS):
     return tiny_run.play_rounds(run, rounds)
 
 
-@pytest.mark.slow(after=9)
 @every_strategy
 def test_one_rank_computes_what_it_computes_on_the_cpu(name):
     run = run_of(name)
@@ -176,6 +182,7 @@ def test_teams_of_three_ranks_compute_what_they_compute_on_the_cpu(pool):
         check(state, expected)
 
 
+@pytest.mark.slow(after=3)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", ["sync", "async, lags and replay", "gossip"])
 def test_parameters_of_another_dtype_are_trained_as_on_the_cpu(name, dtype):
@@ -229,7 +236,6 @@ def resume(run, world, folder):
     return to_host(tiny_run.gather_owner_state(s))
 
 
-@pytest.mark.slow(after=9)
 @every_strategy
 def test_one_rank_goes_on_with_a_checkpoint_of_the_other_device(name, tmp_path):
     """To the device and from it by turns; both ways with what checkpoints hold of earlier rounds."""

@@ -199,6 +199,7 @@ def test_state_of_a_compiled_d():
     assert state_of(s.game.d.net).augment_probability.sign_stats[1] == 32
 
 
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize("strategy", ["gossip", "sync"])
 def test_ranks_resume_their_state(pool, strategy, tmp_path):
     run = tiny_run.make_run(*BOTH, GROWING, "objective.augment.kimg=1", f"strategy={strategy}")

@@ -87,6 +87,7 @@ def test_clipped_critic_measures_a_multiple_of_the_distance():
     assert gaps == pytest.approx([gaps[0], gaps[0], 2 * gaps[0]], rel=0.03)
 
 
+@pytest.mark.slow(after=2)
 @both
 @pytest.mark.parametrize(("real", "fake"), [(1.0, 0.0), (0.0, 1.0)])
 def test_step_of_g_moves_fakes_towards_the_reals(objective, real, fake):

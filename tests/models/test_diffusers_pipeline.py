@@ -33,6 +33,7 @@ def copied(saved, tmp_path):
     return shutil.copytree(saved, tmp_path / "copied")
 
 
+@pytest.mark.slow(after=6)
 @pytest.mark.parametrize("classes", [10, None])
 @pytest.mark.parametrize("prediction", ["epsilon", "v_prediction", "sample"])
 @pytest.mark.parametrize("scheduler", [diffusers.DDPMScheduler, diffusers.DDIMScheduler])

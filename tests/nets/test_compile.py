@@ -23,7 +23,7 @@ FAMILIES = {
 }
 
 
-@pytest.mark.slow(after=2)
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
 def test_network_compiles_to_one_graph(family):
     y = torch.arange(4)

@@ -166,8 +166,9 @@ def test_channels_last_is_preserved(name, classes):
     torch.testing.assert_close((fake, logits), expected, rtol=1e-5, atol=1e-4)
 
 
-@pytest.mark.parametrize("classes", [0, 3])
+@pytest.mark.slow(after=8)
 @pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("classes", [3, 0])
 def test_bf16_autocast(name, classes):
     spec = Spec(least(CONFIGS[name]), 3, classes)
     G, D = build(CONFIGS[name], spec)

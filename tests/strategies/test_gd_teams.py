@@ -79,6 +79,7 @@ def test_recorded_lags_reproduce_the_run_bit_for_bit(pool, settings, delays):
     assert tiny_run.is_equal(pool(1, lambda world: tiny_run.play_rounds(replay, 12))[0], state)
 
 
+@pytest.mark.slow(after=2)
 @pytest.mark.parametrize(("slow", "lead"), [(0, 3), (1, 3), (0, 1), (1, 5)])
 def test_no_team_leads_by_more_than_the_maximum(pool, slow, lead):
     run = tiny_run.make_run(*TEAMS, f"strategy.max_lead_rounds={lead}", "strategy.split=1:1")

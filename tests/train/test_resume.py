@@ -86,7 +86,7 @@ def test_lines_written_after_the_checkpoint_are_dropped(tmp_path, finished):
 # Several ranks --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow(after=1)
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "rank"), [(signal.SIGTERM, 1), (signal.SIGUSR1, 0)])
 def test_a_signal_to_one_rank_stops_all_at_one_step(number, rank, tmp_path, processes, uninterrupted_by_two):
     run = tmp_path / "run"

@@ -19,6 +19,7 @@ from paragan.train.shutdown import SIGNALS, StopCoordinator, exit_on_signal
 REPETITIONS = 30
 
 
+@pytest.mark.slow(after=2)
 @pytest.mark.parametrize("coupled", [True, False], ids=["in step", "each at its own pace"])
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_all_ranks_stop_at_the_same_step(pool, ranks, coupled):

@@ -352,6 +352,7 @@ def test_delayed_messages_travel_while_ranks_compute(period):
     assert last == pytest.approx(0.2, rel=1e-3)
 
 
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize("period", [8, 100])
 def test_fragments_share_the_exchange_of_a_period(period):
     of = profile(d_s=0.1, g_s=0.1)

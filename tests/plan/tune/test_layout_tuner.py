@@ -44,8 +44,7 @@ def played(run):
         return result | {f"average/{name}": p.detach().clone() for name, p in g.net.named_parameters()}
 
 
-@pytest.mark.slow(after=9)
-@pytest.mark.parametrize("settings", NETS.values(), ids=NETS)
+@pytest.mark.slow(after=6)
 @pytest.mark.parametrize(
     "layout",
     [
@@ -58,6 +57,7 @@ def played(run):
     ],
     ids=str,
 )
+@pytest.mark.parametrize("settings", NETS.values(), ids=NETS)
 def test_a_layout_changes_rounding_only(settings, layout):
     run = tiny_run.make_run(
         *settings, "g.optimizer=sgd", "d.optimizer=sgd"

@@ -210,6 +210,7 @@ def test_all_ranks_roll_back_after_divergence(strategy, tmp_path, processes):
     assert logged_steps(tmp_path / "run") == list(range(1, 11))
 
 
+@pytest.mark.slow(after=1)
 @pytest.mark.kill
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_rank_killed_during_a_rollback_is_noticed_at_once(victim, tmp_path, processes):

@@ -142,6 +142,7 @@ def test_a_resumed_merge_equals_an_uninterrupted_one(per_label, tmp_path):
     assert final_tensors(stopped) == final_tensors(train_tiny(tmp_path / "b", *arguments))
 
 
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize("strategy", ["sync", "gossip"])
 def test_two_ranks_merge_and_compare(processes, per_label, tmp_path, strategy):
     out = tmp_path / "merged"
