@@ -16,7 +16,7 @@ import standin
 from advice import advises
 from paragan.comm import world as world_module
 from paragan.comm.launch_info import LaunchInfo
-from paragan.comm.process_group import CommunicationError, c10d
+from paragan.comm.process_group import CommunicationError, SingleRankGroup, c10d
 from paragan.comm.sockets import duplicate_socket, open_sockets
 from paragan.comm.world import World
 from paragan.core.devices import backend_of
@@ -139,6 +139,16 @@ def test_missing_rank_is_named(pool):
         return "named"
 
     assert pool(3, job) == ["named", "late", "named"]
+
+
+def test_strings_that_have_arrived_are_gathered_though_their_ranks_have_left():
+    """A rank that has all strings may leave before another one has read the last of them."""
+    world = World(LaunchInfo(0, 2, 0, 2), torch.device("cpu"), c10d.HashStore(), SingleRankGroup(), 5)
+    world.store.set("gather/1/1", "from 1")
+    with mock.patch.object(world, "raise_if_broken", side_effect=CommunicationError("a peer was lost")):
+        assert world.all_gather_str("from 0") == ["from 0", "from 1"]
+        with pytest.raises(CommunicationError, match="rank 1 did not arrive, and a peer was lost"):
+            world.all_gather_str("from 0")
 
 
 def test_all_ranks_report_the_first_failure(pool):
