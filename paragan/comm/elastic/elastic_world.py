@@ -88,7 +88,7 @@ class QuorumLostError(RunError):
     """Too few ranks remain to continue: a last checkpoint is to be written."""
 
 
-class EvictedError(Exception):
+class EvictedError(CommunicationError):
     """The others continued without this rank."""
 
 
@@ -354,12 +354,12 @@ class ElasticWorld(World):
                     raise QuorumLostError(f"the other ranks stop: {membership.shutdown_reason}")
                 self._adopt_membership(membership)
                 break
+            except EvictedError:
+                return self.request_join()
             except CommunicationError:
                 if self.active_s > deadline:
                     raise
                 time.sleep(POLL_S)
-            except EvictedError:
-                return self.request_join()
         if membership.shutdown_reason:
             raise QuorumLostError(membership.shutdown_reason)
         return membership
@@ -380,7 +380,7 @@ class ElasticWorld(World):
         local = MembershipVersion(self.membership.epoch, self.members)
         others = [self._heartbeats[r].membership for r in self.members if r in self._heartbeats]
         if any(version.epoch >= local.epoch and self.original_rank not in version.members for version in others):
-            raise EvictedError
+            raise EvictedError("the other ranks continued without this one")
         return max([local, *others], key=lambda version: version.epoch)
 
     def _leader(self) -> int:
@@ -575,6 +575,9 @@ class ElasticWorld(World):
 
         Returns:
             The new membership, which this world has adopted; None if no rank asks.
+
+        Raises:
+            CommunicationError: a rank was lost meanwhile, or the others took this one for lost.
         """
         if not self.missing_ranks:
             return None

@@ -130,6 +130,38 @@ def test_quantized_training_takes_a_killed_rank_back(tmp_path, processes):
     assert "D/exchange_state/residual" in last_state(ranks.run)
 
 
+# Rank 0 freezes when it has agreed to admit a rank, and is about to form the group with it.
+FREEZE_IN_ADMISSION = """
+import os, signal
+from paragan.comm.elastic.elastic_world import ElasticWorld
+
+adopt_membership = ElasticWorld._adopt_membership
+has_frozen = int(os.environ["RANK"]) != 0
+
+def freeze_once(world, membership):
+    global has_frozen
+    if not has_frozen and membership.store_prefix.startswith("admit"):
+        has_frozen = True
+        os.kill(os.getpid(), signal.SIGSTOP)
+    adopt_membership(world, membership)
+
+ElasticWorld._adopt_membership = freeze_once
+"""
+
+
+def test_a_rank_that_is_dropped_while_it_admits_another_one_comes_back(tmp_path, processes):
+    ranks = RankProcesses(tmp_path / "run", processes, *ELASTIC, ENDLESS, patch=FREEZE_IN_ADMISSION)
+    wait_for_step(ranks.run, 10)
+    ranks.send_signal(signal.SIGKILL, 2)
+    ranks.wait_for_event(lambda row: row["lost"] == [2])
+    ranks.restart(2)
+    ranks.wait_for_event(lambda row: 0 in row["lost"])
+    ranks.send_signal(signal.SIGCONT, 0)
+    ranks.wait_for_event(lambda row: 0 in row["joined"])
+    ranks.wait_for_event(lambda row: row["members"] == [0, 1, 2, 3])
+    ranks.stop(1, 0, 2, 3)
+
+
 @pytest.mark.slow
 def test_local_steps_go_on_without_a_frozen_rank_and_take_it_back(tmp_path, processes):
     ranks = RankProcesses(tmp_path / "run", processes, "--strategy.sync_period=4", *ELASTIC, ENDLESS)
