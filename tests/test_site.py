@@ -181,15 +181,16 @@ def browser():
 
 
 @pytest.mark.browser
-def test_pages_fit_and_report_nothing(browser: Browser, site: Path):
+@pytest.mark.parametrize("size", ["phone", pytest.param("desktop", marks=pytest.mark.slow)])
+def test_pages_fit_and_report_nothing(browser: Browser, site: Path, size: str):
+    width, height = SIZES[size]
     for page in (*PAGES, *PAGES_WITH_CODE):
-        for width, height in SIZES.values():
-            tab = browser.open(site / page, width, height, site=site)
-            assert tab.console_messages == [], page
-            assert tab.requests == [], page
-            assert tab.evaluate("Math.max(document.documentElement.scrollWidth, window.innerWidth)") == width, page
-            assert tab.evaluate("[...document.images].every(image => image.complete && image.naturalWidth > 0)"), page
-            assert tab.evaluate("[...document.images].every(image => image.alt)"), page
+        tab = browser.open(site / page, width, height, site=site)
+        assert tab.console_messages == [], page
+        assert tab.requests == [], page
+        assert tab.evaluate("Math.max(document.documentElement.scrollWidth, window.innerWidth)") == width, page
+        assert tab.evaluate("[...document.images].every(image => image.complete && image.naturalWidth > 0)"), page
+        assert tab.evaluate("[...document.images].every(image => image.alt)"), page
 
 
 @pytest.mark.browser

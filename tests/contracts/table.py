@@ -43,6 +43,12 @@ STRATEGIES = {
     "Rand-DP-OAdam": ("strategy=Rand-DP-OAdam",),
 }
 
+# One of every kind, for contracts of which the others need not be asked in every run of the tests.
+REPRESENTATIVES = (
+    *("sync", "sync int4", "quantized", "sync, sharded", "sync, delayed int8"),
+    *("async teams int8", "async, lags and replay", "per-label, ranks of a label", "gossip int8"),
+)
+
 # Strategies whose ranks together equal one rank: their wire is exact and no rank extrapolates locally.
 RANK_COUNT_INVARIANT = ("sync", "sync simultaneous", "CPOAdam", "async", "async teams", "async, lags and replay")
 

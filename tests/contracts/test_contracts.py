@@ -28,6 +28,15 @@ table = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(table)
 every_strategy = pytest.mark.parametrize("settings", table.STRATEGIES.values(), ids=table.STRATEGIES)
 
+every_kind_of_strategy = pytest.mark.parametrize(
+    "settings",
+    [
+        pytest.param(settings, marks=[] if name in table.REPRESENTATIVES else pytest.mark.slow)
+        for name, settings in table.STRATEGIES.items()
+    ],
+    ids=table.STRATEGIES,
+)
+
 as_one_rank = pytest.mark.parametrize(
     "settings", [table.STRATEGIES[name] for name in table.RANK_COUNT_INVARIANT], ids=table.RANK_COUNT_INVARIANT
 )
@@ -192,7 +201,7 @@ def test_freezing_between_two_checkpoints_is_the_same_after_a_resume(tmp_path):
     test_six_and_four_rounds_equal_ten(None, ("strategy=sync", *frozen), "adam", 1, tmp_path)
 
 
-@every_strategy
+@every_kind_of_strategy
 def test_d_is_clipped_after_every_step_and_g_is_not(pool, settings):
     run = tiny_run.make_run(*settings, *CLIPPED, "nets.batch_norm=true")  # whose gains begin at 1
 
@@ -225,7 +234,7 @@ def test_four_ranks_then_two_equal_one(pool, settings, tmp_path):
     assert tiny_run.relative_distance(pool(2, then)[0], tiny_run.play_rounds(run, 8), "G/") < 2e-4
 
 
-@every_strategy
+@every_kind_of_strategy
 def test_two_ranks_resume_from_the_mean_state_of_four(pool, settings, tmp_path):
     run = tiny_run.make_run(*settings)
 

@@ -29,13 +29,12 @@ from processes import final_tensors, train_tiny
 spec = importlib.util.spec_from_file_location("table", Path(__file__).with_name("table.py"))
 table = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(table)
-REPRESENTATIVES = (
-    *("sync", "sync int4", "quantized", "sync, sharded", "sync, delayed int8"),
-    *("async teams int8", "async, lags and replay", "per-label, ranks of a label", "gossip int8"),
-)
 every_strategy = pytest.mark.parametrize(
     "name",
-    [name if name in REPRESENTATIVES else pytest.param(name, marks=pytest.mark.slow) for name in table.STRATEGIES],
+    [
+        name if name in table.REPRESENTATIVES else pytest.param(name, marks=pytest.mark.slow)
+        for name in table.STRATEGIES
+    ],
 )
 
 ROUNDS = 4
