@@ -43,7 +43,7 @@ STRATEGIES = {
     "Rand-DP-OAdam": ("strategy=Rand-DP-OAdam",),
 }
 
-# One of every kind, for contracts of which the others need not be asked in every run of the tests.
+# One of every kind: contracts that take long are checked for these by `make test`, for all by `make test-all`.
 REPRESENTATIVES = (
     *("sync", "sync int4", "quantized", "sync, sharded", "sync, delayed int8"),
     *("async teams int8", "async, lags and replay", "per-label, ranks of a label", "gossip int8"),

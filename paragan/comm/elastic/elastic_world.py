@@ -78,7 +78,7 @@ STARTUP_TIMEOUT_S = 20.0  # how long an answer may take while processes start: i
 def _freeze_imports() -> None:
     """Let garbage collection skip all objects that exist now, once per process.
 
-    A full collection stops all threads. With what torch imports, it takes 0.1 to 0.3 s, and longer where processes
+    A full collection stops all threads. With what torch imports, it takes tenths of a second, and longer where processes
     share cores: the others, whose heartbeats are not answered meanwhile, would take this rank for lost.
     """
     gc.freeze()
@@ -590,7 +590,7 @@ class ElasticWorld(World):
         addresses = {r: self.addresses[r] for r in self.members}
         addresses |= {r: request.address for r, request in requests.items()}
         epoch = self.membership.epoch + 1
-        # A rank that joins may have a request in its store that another rank has sent, and the others have answered.
+        # The store of a rank that joins may have requests of members to join, which were answered while it was away.
         answered = self._join_protocol.answered_numbers(self.members)
         membership = Membership(
             epoch=epoch,

@@ -61,7 +61,7 @@ class JoinProtocol:
         self.original_rank, self._server, self._addresses = original_rank, server, addresses
         self._sequence = itertools.count(secrets.randbits(30) << COUNT_BITS)
         self._last_answered: dict[tuple[int, int], int] = {}  # by rank and process: the latest that is void
-        self._latest_numbers: dict[int, int] = {}  # by rank: the one that a membership answered last
+        self._answered_numbers: dict[int, int] = {}  # by rank: the one that a membership answered last
         self._confirmed_reports: dict[int, int] = {}  # each rank's latest report that was known to be waited for
 
     # requests of this rank
@@ -127,11 +127,11 @@ class JoinProtocol:
 
     def answered_numbers(self, ranks: Iterable[int]) -> dict[int, int]:
         """Return the number of the request of each of these ranks that was answered last, if any was."""
-        return {rank: self._latest_numbers[rank] for rank in ranks if rank in self._latest_numbers}
+        return {rank: self._answered_numbers[rank] for rank in ranks if rank in self._answered_numbers}
 
     def mark_answered(self, membership: Membership) -> None:
         """Make void all requests that this membership answers."""
-        self._latest_numbers |= membership.answered
+        self._answered_numbers |= membership.answered
         for rank, number in membership.answered.items():
             self._make_void(rank, number)
             self._confirmed_reports.pop(rank, None)  # maybe of a process that has ended since
