@@ -78,8 +78,8 @@ STARTUP_TIMEOUT_S = 20.0  # how long an answer may take while processes start: i
 def _freeze_imports() -> None:
     """Let garbage collection skip all objects that exist now, once per process.
 
-    A full collection stops all threads. With what torch imports, it takes tenths of a second, and longer where processes
-    share cores: the others, whose heartbeats are not answered meanwhile, would take this rank for lost.
+    A full collection stops all threads. With what torch imports, it takes tenths of a second, and longer where
+    processes share cores: the others, whose heartbeats are not answered meanwhile, would take this rank for lost.
     """
     gc.freeze()
 
