@@ -47,10 +47,10 @@ COMMANDS = {  # of every result: a module of benchmarks/ and its arguments
     "layout": "speed.tune --networks digits,fashion,dcgan,sngan --all digits,fashion",
     "loss_float64": "comm.repeated_rank_loss --strategies sync --float64 --kinds killed --period 15 "
     "--undisturbed-minutes 0 --minutes 6 --settings '...'",
+    "loss_gossip": "comm.repeated_rank_loss --strategies gossip --undisturbed-minutes 1",
+    "loss_outer": "comm.repeated_rank_loss --strategies 'outer optimizer' --undisturbed-minutes 1",
     "loss_quantized": "comm.repeated_rank_loss --strategies quantized --undisturbed-minutes 1",
     "loss_sync": "comm.repeated_rank_loss --strategies sync --undisturbed-minutes 1",
-    "loss_others": "comm.repeated_rank_loss --strategies 'quantized,outer optimizer,gossip' "
-    "--minutes 10 --undisturbed-minutes 1",
     "memory": "speed.memory",
     "memory_bf16": "speed.memory",
     "memory_process": "speed.memory fashion:32:4",

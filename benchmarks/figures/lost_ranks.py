@@ -12,12 +12,11 @@ PAGE = Page(
     not_measured={
         "97.7 %": "published, of DiLoCo",
         "62 faults in 30 minutes": "published",
-        "for 30 minutes or for 10": "settings",
+        "for 30 minutes": "a setting",
         "by the 30 minutes of quantized": "a setting",
         "longer than the timeout of 1 s": "a setting",
         "98 % is not reached": "the aim",
         "98 % cannot be reached": "the aim",
-        "--minutes 10": "a setting",
         "`strategy.peer_timeout_s=1`": "a setting",
         "every 30 s": "a setting",
         "15 s or more apart; D pauses 0.4 s": "settings",
@@ -26,7 +25,7 @@ PAGE = Page(
 )
 
 
-@PAGE.states("loss_sync", "loss_others", "loss_quantized")
+@PAGE.states("loss_sync", "loss_quantized", "loss_outer", "loss_gossip")
 def repeated_losses(*results: Any) -> Iterator[Statement]:
     for result in results:
         for row in result["rows"]:
@@ -35,6 +34,14 @@ def repeated_losses(*results: Any) -> Iterator[Statement]:
             shares = (100 * row["relative_to_calm"], 100 * row["relative_img_per_s"])
             text += f"| {{:.1f}} % | {{:.1f}} % | {result['machine']['kernels']} |"
             yield text, result["minutes"], row["losses"], *pauses, *shares
+            if row["pause_frozen_s"] > 3 * result["timeout"]:
+                yield (
+                    f"of the {row['strategy']}, is {{:.3f}} s, and three timeouts are {{:.0f}} s",
+                    *(
+                        row["pause_frozen_s"],
+                        3 * result["timeout"],
+                    ),
+                )
             before, after = row["undisturbed_img_per_s"]
             yield f"{row['strategy']} {{:.0f}} and {{:.0f}}", before, after
 

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from paragan.train.run_dir_selection import RunDirRequest
     from paragan.train.trainer import ExplainFn
 
+RECIPE_LIST = Path(__file__).parents[1] / "recipes" / "recipes.txt"  # so that it is listed without importing torch
 EXAMPLES = """examples:
   paragan train digits                                   a first GAN, in about a minute
   paragan train folder --data photos/ --kimg 500         your own images (a folder, .npz, .zip, .h5, tars, ...)
@@ -298,9 +299,6 @@ def add_recipes_command(commands: Any) -> None:
 
 
 def _recipes(options: argparse.Namespace, rest: list[str], arguments: list[str]) -> int:
-    from paragan.recipes import RECIPES
-
     check_no_extra_arguments(rest)
-    for name, recipe in RECIPES.items():
-        sys.stdout.write(f"{name:<24} {(recipe.__doc__ or '').splitlines()[0]}\n")
+    sys.stdout.write(RECIPE_LIST.read_text())
     return 0

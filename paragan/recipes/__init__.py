@@ -25,6 +25,11 @@ RECIPES: dict[str, Callable[[], Run]] = {
 } | published()
 
 
+def describe_recipes() -> str:
+    """Return the names of all recipes and what they are, one a line: the content of recipes.txt."""
+    return "".join(f"{name:<24} {(recipe.__doc__ or '').splitlines()[0]}\n" for name, recipe in RECIPES.items())
+
+
 def get_recipe(name: str) -> Run:
     """Return the run of a recipe. Raises UsageError with the nearest name if there is none."""
     if name not in RECIPES and Path(name).exists():

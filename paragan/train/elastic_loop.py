@@ -80,7 +80,7 @@ class ElasticTrainer:
         """
         world = self.world
         members = world.membership.members
-        world.started = True
+        world.liveness.started = True
         self._without_state = world.joined_late
         new_membership = world.membership if world.joined_late else None
         replays = session.run.strategy.replays_broken_rounds

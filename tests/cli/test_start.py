@@ -12,10 +12,11 @@ from paragan.cli.main import main
 SLOW_MODULES = ("torch", "numpy", "pydantic", "yaml", "rich", "scipy", "PIL")
 
 
-def test_help_imports_nothing_slow():
+@pytest.mark.parametrize("call", ["build_parser().format_help()", "main(['recipes'])"])
+def test_help_and_the_list_of_recipes_import_nothing_slow(call):
     code = (
-        "import sys; from paragan.cli.main import build_parser; build_parser().format_help();"
-        f"print([name for name in {SLOW_MODULES} if name in sys.modules])"
+        "import io, sys; from paragan.cli.main import build_parser, main; out, sys.stdout = sys.stdout, io.StringIO();"
+        f"{call}; print([name for name in {SLOW_MODULES} if name in sys.modules], file=out)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
     assert (done.stdout, done.stderr) == ("[]\n", "")

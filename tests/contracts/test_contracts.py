@@ -264,7 +264,7 @@ def test_two_ranks_resume_from_the_mean_state_of_four(pool, settings, tmp_path):
     assert settings in map(table.STRATEGIES.get, table.UNREPLICATED) or tiny_run.is_equal(after[0][1], after[1][1])
 
 
-@every_strategy
+@every_kind_of_strategy
 @pytest.mark.parametrize("ranks", [3, pytest.param(2, marks=pytest.mark.slow)])
 def test_counted_bytes_equal_predicted_bytes(pool, settings, ranks):
     run = tiny_run.make_run(*settings, "nets.batch_norm=true")

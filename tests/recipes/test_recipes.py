@@ -7,12 +7,13 @@ import dataclasses
 import pytest
 import torch
 
+from paragan.cli.train import RECIPE_LIST
 from paragan.config.run import Run
 from paragan.config.validate import check_d_conditioning, validate
 from paragan.core.schema import from_dict, to_dict
 from paragan.nets import Spec
 from paragan.nets.conditioning import resolve_d_conditioning
-from paragan.recipes import RECIPES, get_recipe
+from paragan.recipes import RECIPES, describe_recipes, get_recipe
 from paragan.recipes.published import DATASETS, published_recipes
 
 CLASSES = {"cifar10": 10, "cifar100": 100, "tinyimagenet64": 200}
@@ -35,6 +36,14 @@ def test_a_recipe_is_a_run_that_can_be_played(name):
     check_d_conditioning(run.objective, resolve_d_conditioning(run.nets, spec(name)))
     assert get_recipe(name).__class__ is Run
     assert RECIPES[name].__doc__
+
+
+def test_the_list_that_the_command_prints_is_complete():
+    """The list is a file, so that the command need not import torch.
+
+    To write it: python -c 'import paragan.recipes as r; print(r.describe_recipes(), end="")' > FILE
+    """
+    assert RECIPE_LIST.read_text() == describe_recipes()
 
 
 def test_every_family_exists_for_every_set():

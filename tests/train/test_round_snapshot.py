@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import tiny_run
-from paragan.comm.elastic.elastic_world import continue_from, find_shutdown_reason
 from paragan.comm.elastic.rejoin import SurvivorReport
+from paragan.comm.elastic.survivors import continue_from, find_shutdown_reason
 from paragan.strategies.sync import Sync
 from paragan.train.round_snapshot import average_exchange_states
 

@@ -1,8 +1,7 @@
 """A world that continues without the ranks it loses, and takes them back.
 
-No rank is special. Every rank serves a key-value store (elastic/kv_store.py), so any survivor can lead; a heartbeat
-thread for each other rank asks periodically whether it is alive. A rank whose port refuses connections has *exited*;
-one that does not answer for `link_timeout_s` is *silent*, because of itself or of the network.
+No rank is special. Every rank serves a key-value store (elastic/kv_store.py), so any survivor can lead. Whether the
+others are alive is asked periodically (elastic/liveness.py).
 
 When a rank is lost, every rank closes the connections of the group (so that all notice), reports to the lowest rank
 that is alive, and gets the next `Membership` from it: which ranks belong to it, and from which step on they continue.
@@ -40,15 +39,10 @@ from typing import Any, ClassVar
 import torch
 
 from paragan.comm.elastic.kv_store import CancellableStore, KVClient, KVServer, PrefixStore, ServerAddress
-from paragan.comm.elastic.membership import (
-    HEARTBEAT_PERIOD_S,
-    MEMBERSHIP_KEY,
-    NO_MEMBERSHIP,
-    HeartbeatThread,
-    Membership,
-    MembershipVersion,
-)
+from paragan.comm.elastic.liveness import HEARTBEAT_PERIOD_S, STARTUP_TIMEOUT_S, Liveness
+from paragan.comm.elastic.membership import MEMBERSHIP_KEY, NO_MEMBERSHIP, Membership, MembershipVersion
 from paragan.comm.elastic.rejoin import REPLY_TIMEOUT_S, JoinProtocol, JoinRequest, SurvivorReport
+from paragan.comm.elastic.survivors import continue_from, find_shutdown_reason
 from paragan.comm.host_staging import staged_on_host
 from paragan.comm.launch_info import LaunchInfo, master_address
 from paragan.comm.lost_ranks import describe_lost
@@ -71,7 +65,6 @@ from paragan.core.errors import RunError
 
 CANCELLED_KEY = "cancelled"  # set in the store of a group that is not to be used any more
 DRAIN_S = 0.1  # for the threads of a broken group to stop writing what had arrived for it
-STARTUP_TIMEOUT_S = 20.0  # how long an answer may take while processes start: imports can block their threads
 
 
 @functools.cache
@@ -107,12 +100,9 @@ class ElasticWorld(World):
 
     original_rank  : the number with which this rank was started, below `initial_size`
     joined_late    : whether it joined a run that was already training
-    link_timeout_s : how long a rank may be silent until it counts as lost
+    liveness       : which other ranks are alive
     min_ranks      : with how many ranks it continues at least
-    started        : whether training has started; before that, silent ranks get more time
     membership     : which ranks belong to the world now
-    addresses      : of the stores of all ranks known so far
-    active_s       : seconds for which this process has run, without those for which it was frozen
     """
 
     is_elastic: ClassVar[bool] = True
@@ -131,19 +121,15 @@ class ElasticWorld(World):
         super().__init__(launch_info, device, self._server, SingleRankGroup(), timeout_s)
         self.original_rank = launch_info.rank
         self.joined_late = False
-        self.link_timeout_s = link_timeout_s
+        self.liveness = Liveness(self.original_rank, self._server.address, link_timeout_s)
         self.min_ranks = min_ranks
-        self.started = False
         self.membership = Membership(-1, (), 0, self.original_rank, "", {}, {})
-        self.active_s = 0.0
-        self.addresses: dict[int, ServerAddress] = {self.original_rank: self._server.address}
-        self._heartbeats: dict[int, HeartbeatThread] = {}
         self._state = GroupState.FORMING
         self._lock = threading.Lock()
         self._wait_threads: list[WaitThread] = []  # those that wait for its messages
         self._peers: tuple[int, ...] = ()  # its other ranks, also while it is being formed
         self._hosts_store = False  # whether it is formed by this rank's store
-        self._join_protocol = JoinProtocol(self.original_rank, self._server, self.addresses)
+        self._join_protocol = JoinProtocol(self.original_rank, self._server, self.liveness.addresses)
         self._attempts = itertools.count(1)
         self._closed = False
         self._rendezvous_store: Any = None
@@ -223,7 +209,7 @@ class ElasticWorld(World):
         local_host = local_address_towards(next(iter(reachable.values()))[:2])
         world = ElasticWorld(launch_info, device, local_host, timeout_s, link_timeout_s, min_ranks)
         world.joined_late = True
-        world._add_peers(reachable)
+        world.liveness.add(reachable)
         world.request_join()
         return world
 
@@ -254,33 +240,11 @@ class ElasticWorld(World):
         """The original numbers of the ranks that do not belong to it now."""
         return tuple(r for r in range(self.initial_size) if r not in self.members)
 
-    def is_alive(self, rank: int) -> bool:
-        """Return whether a rank, called by its original number, has not exited and was not silent for too long."""
-        if rank == self.original_rank:
-            return True
-        heartbeat = self._heartbeats.get(rank)
-        if heartbeat is None or heartbeat.exited:
-            return False
-        if heartbeat.ever_answered and self.started:
-            return heartbeat.silent_s < self.link_timeout_s
-        return heartbeat.silent_s < max(self.link_timeout_s, STARTUP_TIMEOUT_S)
-
-    def _add_peers(self, addresses: Mapping[int, ServerAddress]) -> None:
-        self.addresses.update(addresses)
-        for rank, address in addresses.items():
-            former = self._heartbeats.get(rank)
-            if rank != self.original_rank and (former is None or former.address != address or former.exited):
-                if former:
-                    former.stopped = True
-                self._heartbeats[rank] = HeartbeatThread(address, self.link_timeout_s)
-
     def _monitor_peers(self) -> None:
         """Close the connections of the group when a member is lost, so that no exchange waits for it."""
         while not self._closed:
             time.sleep(HEARTBEAT_PERIOD_S)
-            self.active_s += HEARTBEAT_PERIOD_S
-            for heartbeat in list(self._heartbeats.values()):
-                heartbeat.silent_s += HEARTBEAT_PERIOD_S
+            self.liveness.add_time(HEARTBEAT_PERIOD_S)
             with self._lock:
                 if self._state is GroupState.READY and (
                     self._failure_reason() or any(map(is_closed, self._group_sockets))
@@ -289,7 +253,7 @@ class ElasticWorld(World):
 
     def _failure_reason(self) -> str:
         """Return why the group must be left; empty if it is intact."""
-        if lost := [r for r in self._peers if not self.is_alive(r)]:
+        if lost := [r for r in self._peers if not self.liveness.is_alive(r)]:
             return f"rank {', '.join(map(str, lost))} does not answer"
         if reporting := self._join_protocol.pending_reports(self._peers):
             return f"process group aborted by rank {', '.join(map(str, reporting))}"
@@ -307,7 +271,7 @@ class ElasticWorld(World):
         handle = duplicate_socket(socket_id)
         if not handle:
             return False
-        store_ports = {address.port for address in self.addresses.values()}
+        store_ports = {address.port for address in self.liveness.addresses.values()}
         with handle:
             try:
                 if handle.family == socket.AF_UNIX or is_listener(handle):
@@ -337,10 +301,9 @@ class ElasticWorld(World):
             QuorumLostError: too few ranks remain. If they include this one, they are a group for a last checkpoint.
             CommunicationError: no group was formed within the timeout.
         """
-        deadline = self.active_s + self.timeout_s
+        deadline = self.liveness.active_s + self.timeout_s
         self._leave_group()
-        for heartbeat in list(self._heartbeats.values()):
-            heartbeat.check_now()
+        self.liveness.check_now()
         time.sleep(DRAIN_S)
         while True:
             self._leave_group()
@@ -357,7 +320,7 @@ class ElasticWorld(World):
             except EvictedError:
                 return self.request_join()
             except CommunicationError:
-                if self.active_s > deadline:
+                if self.liveness.active_s > deadline:
                     raise
                 time.sleep(POLL_S)
         if membership.shutdown_reason:
@@ -378,7 +341,7 @@ class ElasticWorld(World):
             EvictedError: a member is in one without this rank that is at least as new as ours.
         """
         local = MembershipVersion(self.membership.epoch, self.members)
-        others = [self._heartbeats[r].membership for r in self.members if r in self._heartbeats]
+        others = self.liveness.versions(self.members)
         if any(version.epoch >= local.epoch and self.original_rank not in version.members for version in others):
             raise EvictedError("the other ranks continued without this one")
         return max([local, *others], key=lambda version: version.epoch)
@@ -389,7 +352,9 @@ class ElasticWorld(World):
 
     def _is_survivor(self, rank: int) -> bool:
         """Return whether a rank is alive, and not one that was lost and asks to join again."""
-        return rank == self.original_rank or (self.is_alive(rank) and not self._join_protocol.pending_joins([rank]))
+        return rank == self.original_rank or (
+            self.liveness.is_alive(rank) and not self._join_protocol.pending_joins([rank])
+        )
 
     def _check_leader(self, leader: int) -> None:
         if self._leader() != leader:
@@ -406,7 +371,7 @@ class ElasticWorld(World):
             missing = [r for r in latest.members if r not in reports and self._is_survivor(r)]
             if not missing:
                 break
-            if self.active_s > deadline:
+            if self.liveness.active_s > deadline:
                 raise CommunicationError(
                     f"rank {', '.join(map(str, missing))} did not report within {self.timeout_s:g} s"
                 )
@@ -419,7 +384,7 @@ class ElasticWorld(World):
         """Return the membership of the ranks that reported; `latest` is the newest that any of them was in."""
         members = tuple(sorted(reports))
         lost = [r for r in latest.members if r not in members]
-        exited = [r for r in lost if r not in self._heartbeats or self._heartbeats[r].exited]
+        exited = [r for r in lost if self.liveness.has_exited(r)]
         without_state = tuple(r for r in members if reports[r].step < 0)
         shutdown_reason = find_shutdown_reason(latest.members, members, without_state, exited, self.min_ranks)
         if shutdown_reason and len(members) > len(without_state):  # ranks without state have nothing to save
@@ -431,7 +396,7 @@ class ElasticWorld(World):
             step=step,
             store_rank=self.original_rank,
             store_prefix=f"reform {next(self._attempts)}",
-            addresses={r: self.addresses[r] for r in members},
+            addresses={r: self.liveness.addresses[r] for r in members},
             answered={r: report.number for r, report in reports.items()},
             without_state=without_state,
             shutdown_reason=shutdown_reason,
@@ -442,7 +407,7 @@ class ElasticWorld(World):
     def _follow_leader(self, leader: int, step: int, generation: int) -> Membership:
         """Report to the leader, and wait for the next membership."""
         with (
-            KVClient(self.addresses[leader], REPLY_TIMEOUT_S) as client,
+            KVClient(self.liveness.addresses[leader], REPLY_TIMEOUT_S) as client,
             self._join_protocol.reporting(client, step, self.membership.epoch, generation) as number,
         ):
             while not (membership := self._join_protocol.read_answer(client, number)):
@@ -455,7 +420,7 @@ class ElasticWorld(World):
         members = membership.members
         rank = members.index(self.original_rank)
         peers = tuple(r for r in members if r != self.original_rank)
-        self._add_peers(membership.addresses)
+        self.liveness.add(membership.addresses)
         with self._lock:
             self._join_protocol.mark_answered(membership)
             self._group_sockets = set[SocketId]()
@@ -467,7 +432,7 @@ class ElasticWorld(World):
         if self._hosts_store:
             self.store = PrefixStore(self._server, membership.store_prefix)
         else:
-            client = KVClient(membership.addresses[membership.store_rank], self.link_timeout_s)
+            client = KVClient(membership.addresses[membership.store_rank], self.liveness.timeout_s)
             self.store = PrefixStore(client, membership.store_prefix)
         if peers:
             self.all_ranks = self._new_gloo_group("group", rank, len(members), peers, self.make_wait_thread())
@@ -493,7 +458,7 @@ class ElasticWorld(World):
         others: the original numbers of its other ranks.
         """
         store = CancellableStore(self.store)
-        deadline = self.active_s + max(STARTUP_TIMEOUT_S, 3 * self.link_timeout_s)
+        deadline = self.liveness.active_s + max(STARTUP_TIMEOUT_S, 3 * self.liveness.timeout_s)
         groups: list[Group] = []
         errors: list[CommunicationError] = []
 
@@ -513,7 +478,7 @@ class ElasticWorld(World):
                 self.raise_if_broken()
                 if self._state is GroupState.FORMING:
                     self._latest_membership()
-                if self.active_s > deadline:
+                if self.liveness.active_s > deadline:
                     names = ", ".join(map(str, others))
                     raise CommunicationError(f"timed out forming the process group with rank {names}")
         finally:
@@ -553,18 +518,20 @@ class ElasticWorld(World):
         """Ask to join until a rank answers. There is no limit while a member is alive: members check once a tick."""
         number = self._join_protocol.next_number()
         clients: dict[int, KVClient] = {}
-        deadline = self.active_s + self.timeout_s
+        deadline = self.liveness.active_s + self.timeout_s
         with contextlib.ExitStack() as stack:
             while True:
-                alive = [r for r in self._heartbeats if self.is_alive(r)]
-                if any(self._heartbeats[r].membership.members for r in alive):
-                    deadline = self.active_s + self.timeout_s
-                elif not alive or self.active_s > deadline:
+                alive = self.liveness.alive_ranks()
+                if any(version.members for version in self.liveness.versions(alive)):
+                    deadline = self.liveness.active_s + self.timeout_s
+                elif not alive or self.liveness.active_s > deadline:
                     raise CommunicationError("no member of the run admitted this rank")
                 for rank in alive:
                     with contextlib.suppress(CommunicationError):
                         if rank not in clients:
-                            clients[rank] = stack.enter_context(KVClient(self.addresses[rank], REPLY_TIMEOUT_S))
+                            clients[rank] = stack.enter_context(
+                                KVClient(self.liveness.addresses[rank], REPLY_TIMEOUT_S)
+                            )
                             self._join_protocol.request_join(clients[rank], number)
                         if membership := self._join_protocol.read_answer(clients[rank], number):
                             return membership
@@ -587,7 +554,7 @@ class ElasticWorld(World):
             requests |= {int(rank): JoinRequest(*request) for rank, request in json.loads(text).items()}
         if not requests:
             return None
-        addresses = {r: self.addresses[r] for r in self.members}
+        addresses = {r: self.liveness.addresses[r] for r in self.members}
         addresses |= {r: request.address for r, request in requests.items()}
         epoch = self.membership.epoch + 1
         # The store of a rank that joins may have requests of members to join, which were answered while it was away.
@@ -625,7 +592,7 @@ class ElasticWorld(World):
         while time.monotonic() < deadline:
             if lost := describe_lost(self._peers):
                 return lost
-            if exited := [rank for rank in self._peers if not self.is_alive(rank)]:
+            if exited := [rank for rank in self._peers if not self.liveness.is_alive(rank)]:
                 return f"rank {', '.join(map(str, exited))} does not answer"
             time.sleep(POLL_S)
         return ""
@@ -638,8 +605,7 @@ class ElasticWorld(World):
             with contextlib.suppress(RunError):
                 self.all_ranks.all_reduce_sum(torch.zeros(1)).wait()
         self._closed = True
-        for heartbeat in self._heartbeats.values():
-            heartbeat.stopped = True
+        self.liveness.stop()
         self._server.close()
         if self._store_port:
             self._store_port.close()
@@ -648,43 +614,3 @@ class ElasticWorld(World):
         """Leave after a failure: close the connections, so that the others notice."""
         with self._lock:
             self._disconnect(GroupState.BROKEN)
-
-
-def continue_from(reports: Mapping[int, SurvivorReport]) -> tuple[int, tuple[int, ...]]:
-    """Return the step from which the ranks that reported continue, and those that need the parameters of another one.
-
-    Ranks of the highest generation keep their parameters. Where ranks agree in every round, a rank of a higher one has
-    exactly what the others would have; else they may be some steps apart, and continue from the largest.
-    """
-    with_state = [report for report in reports.values() if report.step >= 0]
-    generation = max((report.generation for report in with_state), default=0)
-    step = max((report.step for report in with_state if report.generation == generation), default=-1)
-    return step, tuple(r for r, report in reports.items() if report.step < 0 or report.generation < generation)
-
-
-def find_shutdown_reason(
-    previous: Sequence[int],
-    present: Sequence[int],
-    without_state: Sequence[int],
-    exited: Sequence[int],
-    min_ranks: int = 2,
-) -> str:
-    """Return why the present ranks cannot continue; empty if they can.
-
-    Args:
-        previous: the members before.
-        present: those that reported.
-        without_state: those of them that have no parameters yet.
-        exited: those of the lost ones whose processes are known to have ended.
-        min_ranks: with how many ranks they continue at least.
-    """
-    lost = [r for r in previous if r not in present]
-    names, missing = ", ".join(map(str, present)), ", ".join(map(str, lost))
-    if len(present) == len(without_state):
-        return "no remaining rank has parameters"
-    if 2 * len(present) <= len(previous) - len(exited):
-        return f"rank {missing} cannot be reached, and rank {names} {'is' if len(present) == 1 else 'are'} no majority"
-    if len(present) < min_ranks:
-        remaining = "no other rank remains" if len(present) == 1 else f"fewer than min_ranks={min_ranks} remain"
-        return f"rank {missing} {'has' if len(lost) == 1 else 'have'} ended: {remaining}"
-    return ""

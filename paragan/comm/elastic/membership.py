@@ -1,15 +1,12 @@
-"""Memberships: which ranks belong to an elastic world, and heartbeats between them."""
+"""Memberships: which ranks belong to an elastic world."""
 
 from __future__ import annotations
 
 import json
-import threading
 from dataclasses import asdict, dataclass
 
-from paragan.comm.elastic.kv_store import KVClient, ServerAddress
-from paragan.comm.process_group import CommunicationError
+from paragan.comm.elastic.kv_store import ServerAddress
 
-HEARTBEAT_PERIOD_S = 0.25  # how often another rank is asked whether it is alive
 MEMBERSHIP_KEY = "membership"  # where each rank's store has its `MembershipVersion`
 
 
@@ -77,46 +74,3 @@ class MembershipVersion:
 
 
 NO_MEMBERSHIP = MembershipVersion(-1, ())
-
-
-class HeartbeatThread:
-    """Asks another rank periodically whether it is alive, and which membership it is in.
-
-    silent_s      : seconds without an answer. `ElasticWorld` adds to it while this process runs, so time for which this
-                    process itself was frozen does not count.
-    ever_answered : whether it has answered at all
-    exited        : whether its port refuses connections: its process has ended
-    stopped       : set this to end the thread
-    membership    : the latest answer
-    """
-
-    def __init__(self, address: ServerAddress, timeout_s: float):
-        self.address, self.timeout_s = address, timeout_s
-        self.silent_s = 0.0
-        self.ever_answered = self.exited = self.stopped = False
-        self.membership = NO_MEMBERSHIP
-        self._check_event = threading.Event()
-        threading.Thread(target=self._poll, daemon=True, name=f"heartbeat {address.host}:{address.port}").start()
-
-    def check_now(self) -> None:
-        """Check again without waiting for the next period: a group broke, and this rank may be why."""
-        self._check_event.set()
-
-    def _poll(self) -> None:
-        while not self.stopped and not self.exited:
-            connected = False
-            try:
-                with KVClient(self.address, self.timeout_s) as client:
-                    while not self.stopped:
-                        answer = client.get_or_none(MEMBERSHIP_KEY)
-                        self.membership = MembershipVersion.from_json(answer) if answer else NO_MEMBERSHIP
-                        connected, self.ever_answered, self.silent_s = True, True, 0.0
-                        self._await_next_period()
-            except CommunicationError as error:
-                self.exited = isinstance(error.__cause__, ConnectionRefusedError)
-                if not connected:  # else whether it has exited shows at once, by another connection
-                    self._await_next_period()
-
-    def _await_next_period(self) -> None:
-        self._check_event.wait(HEARTBEAT_PERIOD_S)
-        self._check_event.clear()
