@@ -84,25 +84,28 @@ class ElasticTrainer:
         self._without_state = world.joined_late
         new_membership = world.membership if world.joined_late else None
         replays = session.run.strategy.replays_broken_rounds
-        callbacks = [*([self._snapshot.capture] if replays else []), *callbacks, self._admit_joiners]
+        if replays:
+            callbacks = [self._snapshot.capture, *callbacks, self._snapshot.capture_tick]
         if replays and not self._without_state:
             self._snapshot.capture(session)
         self._become_main(session)
         world.close_rendezvous()
         with report_errors(session), StopCoordinator(world) as stop:
             while True:
-                repeat_callbacks = False
+                repeats = False
                 try:
                     if new_membership:
                         session = self._adopt_membership(session, new_membership)
                         self._log_membership(session, new_membership, members)
                         members = new_membership.members
-                        repeat_callbacks = replays and new_membership.after_loss and session.clock.step > 0
+                        repeats = replays and new_membership.after_loss and session.clock.step > 0
                         new_membership = None
                         stop.attach_to_world()
                         if session.clock.is_done and not replays:
                             on_finish(session)
-                    run_rounds(session, callbacks, self.checkpoint_callback.save, stop, repeat_callbacks)
+                    # A rank whose admission failed is admitted after another tick, so that training goes on.
+                    every_round = [*callbacks, self._admit_joiners]
+                    run_rounds(session, every_round, self.checkpoint_callback.save, stop, callbacks if repeats else ())
                     return
                 except _MembershipChanged as change:
                     new_membership = change.membership
@@ -114,6 +117,8 @@ class ElasticTrainer:
     def _admit_joiners(self, session: Session) -> None:
         """Callback: admit the ranks that asked to join, every tick."""
         if has_crossed_kimg(session, session.run.output.tick_kimg) and not session.clock.is_done:
+            if self.world.is_main:
+                self.run_dir.lock()  # the rank that held it when this one became the main rank may be gone
             membership = self.world.admit(session.clock.step)
             if membership:
                 raise _MembershipChanged(membership)
@@ -187,8 +192,7 @@ class ElasticTrainer:
         clock = session.clock
         if self.world.is_main and not self.world.membership.partitioned:
             drop_lines_after(self.run_dir.path, clock.step, clock.kimg)
-        session.stats.continue_tick(self._snapshot.tick)
-        self.log_callback.find_last_step(session)
+        session.stats.continue_tick(self._snapshot.tick, line_is_written=self.log_callback.find_last_step(session))
         self._snapshot.capture(session)
 
     def _become_main(self, session: Session) -> None:

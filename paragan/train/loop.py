@@ -67,12 +67,12 @@ def run_rounds(
     callbacks: list[Callback],
     on_stop: Callback,
     stop: StopCoordinator,
-    repeat_callbacks: bool = False,
+    repeated_callbacks: Sequence[Callback] = (),
 ) -> None:
     """Play rounds until the clock is done, or until the stop that is due.
 
     Args:
-        repeat_callbacks: first call those of the last round again, which were interrupted.
+        repeated_callbacks: those of the last round, which were interrupted: they are called first.
     """
     clock = session.clock
     session = replace(session, is_stopping=lambda: stop.is_stopping)
@@ -81,9 +81,9 @@ def run_rounds(
         contextlib.closing(session.lanes),
         DataReadiness(session.run, session.world, session.role, session.lanes) as readiness,
     ):
-        if repeat_callbacks:
+        if repeated_callbacks:
             session.lanes.reload(clock.images - session.run.batch_at(clock.images - 1))
-            run_callbacks(session, callbacks)
+            run_callbacks(session, repeated_callbacks)
         while not clock.is_done:
             start = time.perf_counter()
             if not wait_for_data(session, stop, readiness) or stop.is_due(clock.step):
@@ -156,7 +156,7 @@ def play_round(session: Session) -> None:
     clock.advance(new_images)
 
 
-def run_callbacks(session: Session, callbacks: list[Callback]) -> None:
+def run_callbacks(session: Session, callbacks: Sequence[Callback]) -> None:
     """Call every callback after a round. Ranks with messages in flight first meet at a barrier, if one is due."""
     if session.role.barrier and callbacks_due(session):
         session.role.barrier()

@@ -45,8 +45,12 @@ class RoundSnapshot:
                 self._tensors[name] = value.clone()
             else:
                 saved.copy_(value)
-        self.tick = session.stats.copy_tick()
         self.step = session.clock.step
+        self.capture_tick(session)
+
+    def capture_tick(self, session: Session) -> None:
+        """Copy what was counted since the last line of stats, which the callbacks of this round may have written."""
+        self.tick = session.stats.copy_tick()
 
     def restore(self, session: Session) -> None:
         """Put the players back to where they were."""

@@ -87,10 +87,17 @@ class StatsCollector:
         """Return a copy of what was counted since the last line."""
         return replace(self._tick, sums=dict(self._tick.sums), counts=dict(self._tick.counts))
 
-    def continue_tick(self, tick: OpenTick | None) -> None:
-        """Continue a tick that was begun among other ranks. All ranks call this; those that have none pass None."""
+    def continue_tick(self, tick: OpenTick | None, line_is_written: bool) -> None:
+        """Continue a tick that was begun among other ranks. All ranks call this, after `start_from`.
+
+        Args:
+            tick: what this rank had counted; None if it has none.
+            line_is_written: whether there is a line of the images so far. It has what was counted before.
+        """
         self._differs_over_ranks = True
-        if tick:
+        if tick and line_is_written and tick.images < self._tick.images:
+            self._tick.start = tick.start
+        elif tick:
             self._tick = replace(tick, sums=dict(tick.sums), counts=dict(tick.counts))
 
     @contextlib.contextmanager

@@ -33,7 +33,9 @@ def test_number_of_ranks_that_go_on():
     assert find_shutdown_reason([0, 1], [1], [], exited=[0]) == "rank 0 has ended: no other rank remains"
     assert not find_shutdown_reason([0, 1], [1], [], exited=[0], min_ranks=1)
     assert "no majority" in find_shutdown_reason([0, 1], [1], [], exited=[], min_ranks=1)
-    assert "fewer than min_ranks=3" in find_shutdown_reason([0, 1, 2], [1, 2], [], exited=[0], min_ranks=3)
+    reason = "fewer than min_ranks=3 remain"
+    assert find_shutdown_reason([0, 1, 2], [1, 2], [], exited=[0], min_ranks=3) == f"rank 0 has ended: {reason}"
+    assert find_shutdown_reason([0, 1, 2], [1, 2], [], exited=[], min_ranks=3) == f"rank 0 cannot be reached: {reason}"
 
 
 def test_images_after_rounds_of_a_growing_batch():

@@ -42,7 +42,7 @@ from paragan.comm.elastic.kv_store import CancellableStore, KVClient, KVServer, 
 from paragan.comm.elastic.liveness import HEARTBEAT_PERIOD_S, STARTUP_TIMEOUT_S, Liveness
 from paragan.comm.elastic.membership import MEMBERSHIP_KEY, NO_MEMBERSHIP, Membership, MembershipVersion
 from paragan.comm.elastic.rejoin import REPLY_TIMEOUT_S, JoinProtocol, JoinRequest, SurvivorReport
-from paragan.comm.elastic.survivors import continue_from, find_shutdown_reason
+from paragan.comm.elastic.survivors import continue_from, find_shutdown_reason, has_majority
 from paragan.comm.host_staging import staged_on_host
 from paragan.comm.launch_info import LaunchInfo, master_address
 from paragan.comm.lost_ranks import describe_lost
@@ -129,6 +129,7 @@ class ElasticWorld(World):
         self._wait_threads: list[WaitThread] = []  # those that wait for its messages
         self._peers: tuple[int, ...] = ()  # its other ranks, also while it is being formed
         self._hosts_store = False  # whether it is formed by this rank's store
+        self._hung_ranks = set[int]()  # whose stores answer, and which did not lead the others on in time
         self._join_protocol = JoinProtocol(self.original_rank, self._server, self.liveness.addresses)
         self._attempts = itertools.count(1)
         self._closed = False
@@ -302,17 +303,19 @@ class ElasticWorld(World):
             CommunicationError: no group was formed within the timeout.
         """
         deadline = self.liveness.active_s + self.timeout_s
+        self._hung_ranks.clear()
         self._leave_group()
         self.liveness.check_now()
         time.sleep(DRAIN_S)
         while True:
+            hung_before = set(self._hung_ranks)
             self._leave_group()
             try:
                 leader = self._leader()
                 if leader == self.original_rank:
                     membership = self._lead_reform(step, generation, deadline)
                 else:
-                    membership = self._follow_leader(leader, step, generation)
+                    membership = self._follow_leader(leader, step, generation, deadline + self.timeout_s)
                 if self.original_rank not in membership.members:
                     raise QuorumLostError(f"the other ranks stop: {membership.shutdown_reason}")
                 self._adopt_membership(membership)
@@ -320,7 +323,9 @@ class ElasticWorld(World):
             except EvictedError:
                 return self.request_join()
             except CommunicationError:
-                if self.liveness.active_s > deadline:
+                if self._hung_ranks - hung_before:
+                    deadline = self.liveness.active_s + self.timeout_s  # with another leader
+                elif self.liveness.active_s > deadline:
                     raise
                 time.sleep(POLL_S)
         if membership.shutdown_reason:
@@ -352,16 +357,20 @@ class ElasticWorld(World):
 
     def _is_survivor(self, rank: int) -> bool:
         """Return whether a rank is alive, and not one that was lost and asks to join again."""
-        return rank == self.original_rank or (
-            self.liveness.is_alive(rank) and not self._join_protocol.pending_joins([rank])
-        )
+        if rank == self.original_rank:
+            return True
+        is_present = self.liveness.is_alive(rank) and rank not in self._hung_ranks
+        return is_present and not self._join_protocol.pending_joins([rank])
 
     def _check_leader(self, leader: int) -> None:
         if self._leader() != leader:
             raise CommunicationError(f"leader changed while reporting (was rank {leader})")
 
     def _lead_reform(self, step: int, generation: int, deadline: float) -> Membership:
-        """Wait until all survivors have reported, and send them the next membership."""
+        """Wait until all survivors have reported, and send them the next membership.
+
+        A minority that has not reported by the deadline is left out: their stores answer, and their training hangs.
+        """
         while True:
             self._check_leader(self.original_rank)
             latest = self._latest_membership()
@@ -372,6 +381,8 @@ class ElasticWorld(World):
             if not missing:
                 break
             if self.liveness.active_s > deadline:
+                if has_majority(latest.members, tuple(reports), ()):
+                    break
                 raise CommunicationError(
                     f"rank {', '.join(map(str, missing))} did not report within {self.timeout_s:g} s"
                 )
@@ -384,7 +395,8 @@ class ElasticWorld(World):
         """Return the membership of the ranks that reported; `latest` is the newest that any of them was in."""
         members = tuple(sorted(reports))
         lost = [r for r in latest.members if r not in members]
-        exited = [r for r in lost if self.liveness.has_exited(r)]
+        # Those that ask to join again have given up their membership, like those whose processes have ended.
+        exited = [r for r in lost if self.liveness.has_exited(r) or self._join_protocol.pending_joins([r])]
         without_state = tuple(r for r in members if reports[r].step < 0)
         shutdown_reason = find_shutdown_reason(latest.members, members, without_state, exited, self.min_ranks)
         if shutdown_reason and len(members) > len(without_state):  # ranks without state have nothing to save
@@ -400,18 +412,21 @@ class ElasticWorld(World):
             answered={r: report.number for r, report in reports.items()},
             without_state=without_state,
             shutdown_reason=shutdown_reason,
-            partitioned=bool(shutdown_reason) and len(exited) < len(lost),
+            partitioned=bool(shutdown_reason) and not has_majority(latest.members, members, exited),
             after_loss=True,
         )
 
-    def _follow_leader(self, leader: int, step: int, generation: int) -> Membership:
-        """Report to the leader, and wait for the next membership."""
+    def _follow_leader(self, leader: int, step: int, generation: int, deadline: float) -> Membership:
+        """Report to the leader, and wait for the next membership. After the deadline another rank is to lead."""
         with (
             KVClient(self.liveness.addresses[leader], REPLY_TIMEOUT_S) as client,
             self._join_protocol.reporting(client, step, self.membership.epoch, generation) as number,
         ):
             while not (membership := self._join_protocol.read_answer(client, number)):
                 self._check_leader(leader)
+                if self.liveness.active_s > deadline:
+                    self._hung_ranks.add(leader)
+                    raise CommunicationError(f"rank {leader} did not answer a report in time")
                 time.sleep(POLL_S)
             return membership
 

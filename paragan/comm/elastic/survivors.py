@@ -39,9 +39,15 @@ def find_shutdown_reason(
     names, missing = ", ".join(map(str, present)), ", ".join(map(str, lost))
     if len(present) == len(without_state):
         return "no remaining rank has parameters"
-    if 2 * len(present) <= len(previous) - len(exited):
+    if not has_majority(previous, present, exited):
         return f"rank {missing} cannot be reached, and rank {names} {'is' if len(present) == 1 else 'are'} no majority"
     if len(present) < min_ranks:
         remaining = "no other rank remains" if len(present) == 1 else f"fewer than min_ranks={min_ranks} remain"
-        return f"rank {missing} {'has' if len(lost) == 1 else 'have'} ended: {remaining}"
+        happened = f"{'has' if len(lost) == 1 else 'have'} ended" if {*lost} <= {*exited} else "cannot be reached"
+        return f"rank {missing} {happened}: {remaining}"
     return ""
+
+
+def has_majority(previous: Sequence[int], present: Sequence[int], exited: Sequence[int]) -> bool:
+    """Return whether no other group of the previous members can be larger than the present ones, or as large."""
+    return 2 * len(present) > len(previous) - len(exited)

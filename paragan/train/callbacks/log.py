@@ -96,13 +96,14 @@ class LogCallback:
         self.health_monitor(session, line)
         self.check_finite(line)
 
-    def find_last_step(self, session: Session) -> None:
-        """Let all ranks know whether the line of this step is written: rank 0 sees the file. All ranks call this."""
+    def find_last_step(self, session: Session) -> bool:
+        """Return whether the line of this step is written: rank 0 sees the file. All ranks call this."""
         step = session.clock.step
         rows = read_jsonl(self.stats_file.path) if session.world.is_main else []
         is_written = torch.tensor([float(bool(rows) and rows[-1].get("Progress/step") == step)])
         session.world.all_ranks.all_reduce_sum(is_written).wait()
         self._last_step = step if is_written[0] else -1
+        return self._last_step == step
 
     def check_finite(self, losses: Mapping[str, float]) -> None:
         """Raise Diverged if a loss is not finite, and say which checkpoint the run can be resumed from."""
