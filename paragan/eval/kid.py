@@ -7,6 +7,7 @@ from paragan.core.host_copies import copy_to_device
 from paragan.eval.sharding import SINGLE, FeatureShard, ReduceGroup
 
 WINDOW_ROWS = 8192  # rows that every rank holds at a time
+BLOCK_ROWS = 1024  # of these, of which the kernel with a window is computed at a time
 
 
 def kid(
@@ -57,16 +58,45 @@ def _draw_subsets(n: int, m: int, subsets: int, size: int, seed: int) -> list[tu
 def _kernel_sums(
     a: FeatureShard, b: FeatureShard, subsets_a: list[Tensor], subsets_b: list[Tensor], group: ReduceGroup
 ) -> Tensor:
-    """Return [subsets]: the sum of the kernel over pairs of this rank's rows of `a` with all rows of `b`."""
+    """Return [subsets]: the sum of the kernel over pairs of this rank's rows of `a` with all rows of `b`.
+
+    Subsets that have more pairs together than `a` and `b` are sums over one kernel of all pairs.
+    """
     local_rows = _local_rows(a, subsets_a, group)
+    shares_kernel = a.count * b.count < sum(len(x) * len(y) for x, y in zip(subsets_a, subsets_b, strict=True))
     sums = a.local.new_zeros(len(subsets_a), dtype=torch.float64)
     for window, features in b.windows(group, WINDOW_ROWS):
         features = features.double()
-        for i, (x, subset) in enumerate(zip(local_rows, subsets_b, strict=True)):
-            in_window = subset[(subset >= window.start) & (subset < window.stop)] - window.start
-            in_window = copy_to_device(in_window, features.device)
-            sums[i] += (a.local[x].double() @ features[in_window].T / features.shape[1] + 1).pow(3).sum()
+        in_window = [subset[(subset >= window.start) & (subset < window.stop)] - window.start for subset in subsets_b]
+        columns = [copy_to_device(positions, features.device) for positions in in_window]
+        if shares_kernel:
+            sums += _sums_of_all_pairs(a.local, features, local_rows, columns)
+        else:
+            for i, (x, y) in enumerate(zip(local_rows, columns, strict=True)):
+                sums[i] += _kernel(a.local[x].double(), features[y]).sum()
     return sums
+
+
+def _sums_of_all_pairs(a: Tensor, b: Tensor, rows: list[Tensor], columns: list[Tensor]) -> Tensor:
+    """Return [subsets]: the sum of the kernel of `a` and `b` over the rows and columns of each subset."""
+    row_members, column_members = _membership(rows, len(a), b), _membership(columns, len(b), b)
+    sums = b.new_zeros(len(rows))
+    for block in torch.arange(len(a), device=a.device).split(BLOCK_ROWS):
+        sums += ((row_members[:, block] @ _kernel(a[block].double(), b)) * column_members).sum(1)
+    return sums
+
+
+def _membership(subsets: list[Tensor], count: int, like: Tensor) -> Tensor:
+    """Return [subsets, count]: 1 for what is in a subset, else 0."""
+    members = like.new_zeros(len(subsets), count)
+    for i, subset in enumerate(subsets):
+        members[i, subset] = 1
+    return members
+
+
+def _kernel(x: Tensor, y: Tensor) -> Tensor:
+    """Return (x.y / F + 1)^3 of x [N, F] and y [M, F]: [N, M]."""
+    return (x @ y.T / y.shape[1] + 1).pow(3)
 
 
 def _diagonal_sums(a: FeatureShard, subsets: list[Tensor], group: ReduceGroup) -> Tensor:

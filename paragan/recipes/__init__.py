@@ -36,7 +36,7 @@ def get_recipe(name: str) -> Run:
         raise UsageError(f"recipe={name}: is a path, and no recipe. Use `paragan train folder --data {name}`")
     if name not in RECIPES:
         raise UsageError(
-            f"recipe={name}: there is no such recipe{did_you_mean(name, RECIPES)}. `paragan recipes` lists them"
+            f"recipe={name}: there is no such recipe{did_you_mean(name, RECIPES)} (`paragan recipes` lists them)"
         )
     return RECIPES[name]()
 

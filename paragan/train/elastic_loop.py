@@ -24,6 +24,7 @@ import torch
 from paragan.comm import checkpoint_files
 from paragan.comm.compressed_allreduce import NonFiniteMessage
 from paragan.comm.elastic.elastic_world import ElasticWorld, QuorumLostError
+from paragan.comm.elastic.kv_store import ServerAddress
 from paragan.comm.elastic.membership import Membership
 from paragan.comm.process_group import CommunicationError
 from paragan.core.errors import Interrupted
@@ -67,6 +68,7 @@ class ElasticTrainer:
     loggers: LoggerSet
     rebind: Callable[[Session], Session]
     _without_state: bool = field(default=False, init=False)  # this rank has no parameters yet
+    _reported: set[ServerAddress] = field(default_factory=set[ServerAddress], init=False)  # that cannot be reached
     _snapshot: RoundSnapshot = field(default_factory=RoundSnapshot, init=False)  # not used where each keeps its own
 
     def train(self, session: Session, callbacks: list[Callback], on_finish: Callback) -> None:
@@ -120,8 +122,19 @@ class ElasticTrainer:
             if self.world.is_main:
                 self.run_dir.lock()  # the rank that held it when this one became the main rank may be gone
             membership = self.world.admit(session.clock.step)
+            self._print_unreachable()
             if membership:
                 raise _MembershipChanged(membership)
+
+    def _print_unreachable(self) -> None:
+        """Say once which ranks ask to join and are not reached by this one."""
+        for rank, address in self.world.unreachable_joiners.items():
+            if address not in self._reported:
+                self._reported.add(address)
+                where = f"{address.host}:{address.port}"
+                self.console.print(
+                    f"rank {rank} asks to join, and rank {self.world.original_rank} cannot reach {where}"
+                )
 
     def _continue_without(self, session: Session, error: CommunicationError, stop_reason: str) -> Membership:
         """Form a group of the ranks that are left. If they are too few, write a checkpoint and raise Interrupted.

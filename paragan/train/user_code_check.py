@@ -52,8 +52,9 @@ def check_user_networks(
     micro_batch = _make_micro_batch(game, dataset, tuple(range(min(lanes, 2))))
     addresses = {player: _parameter_addresses(player) for player in game.players}
     with torch.random.fork_rng(devices=[]), _preserve_buffers(game):
-        with _wrap_user_errors(micro_batch):
+        with _wrap_user_errors("the generator", micro_batch):
             fakes = _generate(game, micro_batch)
+        with _wrap_user_errors("the discriminator or the objective", micro_batch):
             _check_shapes(game, fakes, conditioning)
             _check_replayed_fields(game, fakes)
             _check_losses(game, micro_batch, fakes)
@@ -80,8 +81,11 @@ def check_losses(game: Game, dataset: Dataset) -> None:
         UsageError: one of them fails, is not finite, or has no gradient.
     """
     micro_batch = _make_micro_batch(game, dataset, (0,))
-    with torch.random.fork_rng(devices=[]), _preserve_buffers(game), _wrap_user_errors(micro_batch):
-        _check_losses(game, micro_batch, _generate(game, micro_batch))
+    with torch.random.fork_rng(devices=[]), _preserve_buffers(game):
+        with _wrap_user_errors("the generator", micro_batch):
+            fakes = _generate(game, micro_batch)
+        with _wrap_user_errors("the discriminator or the objective", micro_batch):
+            _check_losses(game, micro_batch, fakes)
 
 
 def _make_micro_batch(game: Game, dataset: Dataset, lanes: tuple[int, ...]) -> Batch:
@@ -113,8 +117,8 @@ def _preserve_buffers(game: Game) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _wrap_user_errors(micro_batch: Batch) -> Iterator[None]:
-    """Turn whatever a user's own code raises into one line."""
+def _wrap_user_errors(part: str, micro_batch: Batch) -> Iterator[None]:
+    """Turn whatever a user's own code raises into one line about this part."""
     try:
         yield
     except UsageError:
@@ -124,8 +128,8 @@ def _wrap_user_errors(micro_batch: Batch) -> Iterator[None]:
         if micro_batch.labels is not None:
             labels = f"labels [{len(micro_batch.labels)}] (data.labels=false leaves them out)"
         raise UsageError(
-            f"the networks fail on {len(micro_batch.images)} images (bs / num_workers) of "
-            f"{list(micro_batch.images.shape)} with {labels}: {type(error).__name__}: {error}"
+            f"{part} fails for a batch of {list(micro_batch.images.shape)} with {labels}: "
+            f"{type(error).__name__}: {error}"
         ) from error
 
 

@@ -468,7 +468,7 @@ INVALID_NETS = {
     "its own error": (lambda: G(Breaks()), D, ["KeyError", "no such thing"]),
     "its own end": (lambda: G(Leaves()), D, ["SystemExit"]),
     "labels wanted": (Labelled, D, ["labels that are None"]),
-    "labels not taken": (G, UnlabeledD, ["the networks fail", "positional argument"]),
+    "labels not taken": (G, UnlabeledD, ["the discriminator or the objective fails", "positional argument"]),
 }
 
 

@@ -103,6 +103,8 @@ class ElasticWorld(World):
     liveness       : which other ranks are alive
     min_ranks      : with how many ranks it continues at least
     membership     : which ranks belong to the world now
+
+    unreachable_joiners : ranks that asked to join when `admit` was called, at addresses that this rank does not reach
     """
 
     is_elastic: ClassVar[bool] = True
@@ -129,7 +131,8 @@ class ElasticWorld(World):
         self._wait_threads: list[WaitThread] = []  # those that wait for its messages
         self._peers: tuple[int, ...] = ()  # its other ranks, also while it is being formed
         self._hosts_store = False  # whether it is formed by this rank's store
-        self._hung_ranks = set[int]()  # whose stores answer, and which did not lead the others on in time
+        self.unreachable_joiners: dict[int, ServerAddress] = {}
+        self._unresponsive_ranks = set[int]()  # whose stores answer, and which did not lead the others on in time
         self._join_protocol = JoinProtocol(self.original_rank, self._server, self.liveness.addresses)
         self._attempts = itertools.count(1)
         self._closed = False
@@ -303,12 +306,12 @@ class ElasticWorld(World):
             CommunicationError: no group was formed within the timeout.
         """
         deadline = self.liveness.active_s + self.timeout_s
-        self._hung_ranks.clear()
+        self._unresponsive_ranks.clear()
         self._leave_group()
         self.liveness.check_now()
         time.sleep(DRAIN_S)
         while True:
-            hung_before = set(self._hung_ranks)
+            unresponsive_before = set(self._unresponsive_ranks)
             self._leave_group()
             try:
                 leader = self._leader()
@@ -323,7 +326,7 @@ class ElasticWorld(World):
             except EvictedError:
                 return self.request_join()
             except CommunicationError:
-                if self._hung_ranks - hung_before:
+                if self._unresponsive_ranks - unresponsive_before:
                     deadline = self.liveness.active_s + self.timeout_s  # with another leader
                 elif self.liveness.active_s > deadline:
                     raise
@@ -359,7 +362,7 @@ class ElasticWorld(World):
         """Return whether a rank is alive, and not one that was lost and asks to join again."""
         if rank == self.original_rank:
             return True
-        is_present = self.liveness.is_alive(rank) and rank not in self._hung_ranks
+        is_present = self.liveness.is_alive(rank) and rank not in self._unresponsive_ranks
         return is_present and not self._join_protocol.pending_joins([rank])
 
     def _check_leader(self, leader: int) -> None:
@@ -425,7 +428,7 @@ class ElasticWorld(World):
             while not (membership := self._join_protocol.read_answer(client, number)):
                 self._check_leader(leader)
                 if self.liveness.active_s > deadline:
-                    self._hung_ranks.add(leader)
+                    self._unresponsive_ranks.add(leader)
                     raise CommunicationError(f"rank {leader} did not answer a report in time")
                 time.sleep(POLL_S)
             return membership
@@ -563,10 +566,7 @@ class ElasticWorld(World):
         """
         if not self.missing_ranks:
             return None
-        local_requests = json.dumps(self._join_protocol.pending_joins(self.missing_ranks))
-        requests: dict[int, JoinRequest] = {}
-        for text in self.all_gather_str(local_requests):
-            requests |= {int(rank): JoinRequest(*request) for rank, request in json.loads(text).items()}
+        requests = self._gather_joins()
         if not requests:
             return None
         addresses = {r: self.liveness.addresses[r] for r in self.members}
@@ -592,6 +592,14 @@ class ElasticWorld(World):
                 thread.close()
         self._adopt_membership(membership)
         return membership
+
+    def _gather_joins(self) -> dict[int, JoinRequest]:
+        """Return the requests to join that have reached all members, of ranks that all members reach."""
+        pending = self._join_protocol.pending_joins(self.missing_ranks)
+        reachable = {rank: request for rank, request in pending.items() if is_listening(request.host, request.port)}
+        self.unreachable_joiners = {rank: request.address for rank, request in (pending.items() - reachable.items())}
+        rows = [json.loads(text) for text in self.all_gather_str(json.dumps(reachable))]
+        return {rank: r for rank, r in reachable.items() if all(row.get(str(rank)) == list(r) for row in rows)}
 
     # failures and the end -----------------------------------------------------------------------------------------
 

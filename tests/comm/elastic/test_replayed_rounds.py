@@ -198,6 +198,36 @@ def test_the_others_go_on_without_a_rank_that_hangs(hung, tmp_path, processes):
     assert logged_steps(ranks.run) == [*range(1, step + 1)]
 
 
+# A rank that reaches the others, and whose own port they do not reach, as behind a firewall.
+UNREACHABLE = """
+from paragan.comm.elastic.kv_store import KVServer
+
+init = KVServer.__init__
+
+def init_elsewhere(server, host):
+    init(server, host)
+    server.address = server.address._replace(port=9)  # where nothing listens
+
+KVServer.__init__ = init_elsewhere
+"""
+
+
+@pytest.mark.slow
+def test_training_goes_on_while_a_rank_asks_to_join_that_cannot_be_reached(tmp_path, processes):
+    ranks = RankProcesses(tmp_path / "run", processes, *ELASTIC, ENDLESS)
+    wait_for_step(ranks.run, 10)
+    ranks.send_signal(signal.SIGKILL, 3)
+    ranks.wait_for_event(lambda row: row["lost"] == [3])
+    ranks.patch = UNREACHABLE
+    ranks.restart(3)
+    wait_until(
+        lambda: "rank 3 asks to join, and rank 0 cannot reach 127.0.0.1:9\n" in ranks.started[0].out, 60, "asked"
+    )
+    wait_for_step(ranks.run, logged_steps(ranks.run)[-1] + 5)
+    assert len(ranks.events()) == 1
+    ranks.stop(0, 1, 2)
+
+
 @pytest.mark.slow
 def test_the_main_rank_owns_the_folder_once_a_frozen_one_is_gone(tmp_path, processes):
     ranks = RankProcesses(tmp_path / "run", processes, *ELASTIC, ENDLESS)
