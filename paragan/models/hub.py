@@ -15,7 +15,7 @@ from paragan.models.model import Model, load_model
 
 try:
     import huggingface_hub
-    from huggingface_hub import ModelHubMixin
+    from huggingface_hub import ModelHubMixin, constants
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 except ImportError as missing:
     raise UsageError("models on the Hugging Face hub need huggingface_hub: pip install huggingface_hub") from missing
@@ -43,7 +43,7 @@ def push_model(model: Model, name: str) -> str:
     except UsageError:
         raise
     except Exception as error:  # errors of the HTTP library differ between versions
-        raise UsageError(f"--push {name}: {' '.join(str(error).split())[:300]}") from error
+        raise UsageError(f"--push {name}: {constants.ENDPOINT}: {' '.join(str(error).split())[:300]}") from error
 
 
 class HubModel(ModelHubMixin, library_name="paragan"):

@@ -127,7 +127,7 @@ def profile_run(
     file = cache_file(digest, describe_device(device, run.device.precision), settings)
     profile = None if options.remeasure else read_cached_profile(file)
     if profile and profile.measured_for_s >= options.seconds:
-        log(f"using the profile of one worker that was measured before, for {profile.measured_for_s:g} s")
+        log(f"using the profile of one worker that an earlier measurement of {profile.measured_for_s:g} s wrote")
     else:
         log(f"profiling one worker: about {OVERRUN_FACTOR * options.seconds:.0f} s")
         profile = measure_profile(run, images, make_networks, device, options, batches)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -78,7 +79,7 @@ def create_logger(entry: LoggerEntry) -> Logger:
         raise UsageError(f"--output.loggers: there is no {name}{did_you_mean(name, BACKENDS)}")
     settings = {} if isinstance(entry, str) else {key: value for key, value in entry.items() if key != "name"}
     try:
-        logger = import_attribute(name)(**settings)
+        logger = _construct(name, settings)
     except UsageError as error:
         raise UsageError(f"--output.loggers={name}: {error}") from error
     except (Exception, SystemExit) as error:  # importing a module may run any code
@@ -90,6 +91,17 @@ def create_logger(entry: LoggerEntry) -> Logger:
         kind = type(logger).__name__
         raise UsageError(f"--output.loggers={name}: makes a {kind}. Use a class derived from paragan.Logger")
     return logger
+
+
+def _construct(name: str, settings: Mapping[str, Any]) -> object:
+    """Return what the user's class makes of these settings."""
+    logger_class = import_attribute(name)
+    signature = inspect.signature(logger_class)
+    try:
+        signature.bind(**settings)
+    except TypeError as error:
+        raise UsageError(f"{error}. Use the settings of {signature}") from error
+    return logger_class(**settings)
 
 
 def _check_backend(name: str, entry: LoggerEntry) -> None:

@@ -297,7 +297,7 @@ def test_the_command_writes_its_profile(tmp_path, monkeypatch, check_advice):
     repeated = run_cli(*arguments)
     assert repeated.out == ended.out
     assert ended.err == "profiling one worker: about 1 s\n"
-    assert repeated.err == "using the profile of one worker that was measured before, for 1 s\n"
+    assert repeated.err == "using the profile of one worker that an earlier measurement of 1 s wrote\n"
 
 
 def test_an_unwritable_cache_is_reported(tmp_path, monkeypatch):
