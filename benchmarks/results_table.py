@@ -108,6 +108,7 @@ COMMANDS = {  # of every result: a module of benchmarks/ and its arguments
     "super_resolution": "quality.reconstruction super-resolution --kimg 500 --settings device.threads=1",
     "cold_start": "speed.cold_start --reference ../before --rounds 5",
     "cold_start_charts": "speed.cold_start --reference ../before --rounds 3",
+    "cold_start_recipes": "speed.cold_start --reference ../before --rounds 3",
     "survive": "comm.rank_loss",
     "team_memory": "comm.team_memory",
     "teams": "comm.gd_teams",

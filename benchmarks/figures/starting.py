@@ -9,7 +9,12 @@ from benchmarks.figures.registry import Page, Statement
 
 PAGE = Page(
     "docs/measurements/starting.md",
-    not_measured={"two steps": "a setting", "commit 50284350": "a commit", "commit 85aa8ac9": "a commit"},
+    not_measured={
+        "two steps": "a setting",
+        "commit 50284350": "a commit",
+        "commit 85aa8ac9": "a commit",
+        "commit dc061122": "a commit",
+    },
 )
 
 
@@ -21,6 +26,15 @@ def starts(result: Any) -> Iterator[Statement]:
 @PAGE.states("cold_start_charts")
 def starts_with_charts(result: Any) -> Iterator[Statement]:
     yield from state_cases(result, ("report", "train, two steps"))
+
+
+@PAGE.states("cold_start_recipes")
+def start_of_recipes(result: Any) -> Iterator[Statement]:
+    yield from state_cases(result, ["recipes"])
+    others = [
+        times["after"]["ratio to before"]["median"] for name, times in result["cases"].items() if name != "recipes"
+    ]
+    yield "they took {:.2f} to {:.2f} of their time before", min(others), max(others)
 
 
 def state_cases(result: Any, cases: Iterable[str]) -> Iterator[Statement]:

@@ -75,7 +75,7 @@ def simulate_server(wire, size, steps, bucket_sizes, feedback):
     return sums_by_step, residuals
 
 
-@pytest.mark.slow(after=12)
+@pytest.mark.slow(after=6)
 @pytest.mark.parametrize("wire", [Int8(), Int4(), Sign(), TopK(fraction=0.1)], ids=lambda w: w.name)
 @pytest.mark.parametrize("feedback", [1.0, 0.5, 0.0])
 @pytest.mark.parametrize("size", [4, 2])

@@ -92,6 +92,7 @@ def four_and_two_equal_six(game: str, strategy: dict[str, Any], world: World, fo
     return tiny_run.is_equal(a, b) and all(bool(t.isfinite().all()) for t in a.values())
 
 
+@pytest.mark.slow(after=8)
 @pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=STRATEGIES)
 @pytest.mark.parametrize("game", GAMES)
 def test_every_game_goes_on_bit_for_bit_under_every_strategy(game, strategy, tmp_path):

@@ -145,6 +145,7 @@ class Broken(Exception):
     pass
 
 
+@pytest.mark.slow(after=7)
 @pytest.mark.parametrize(
     ("name", "variant"),
     [*((name, "plain") for name in table.REPLAYING), ("sync", "kept"), ("sync", "clipped, in groups")],
@@ -219,6 +220,7 @@ def test_d_is_clipped_after_every_step_and_g_is_not(pool, settings):
             assert d <= float(torch.tensor(0.01)) or not moves_d
 
 
+@pytest.mark.slow(after=2)
 @as_one_rank
 def test_four_ranks_then_two_equal_one(pool, settings, tmp_path):
     run = tiny_run.make_run(*settings)

@@ -44,7 +44,7 @@ def params_of(session):
     }
 
 
-@pytest.mark.slow(after=10)
+@pytest.mark.slow(after=4)
 @every_dtype
 @every_exact_strategy
 def test_only_rounding_differs_from_float32(pool, settings, dtype):
@@ -65,7 +65,7 @@ def test_only_rounding_differs_from_float32(pool, settings, dtype):
         assert max(distances) < ROUNDING[dtype]
 
 
-@pytest.mark.slow(after=10)
+@pytest.mark.slow(after=4)
 @every_dtype
 @every_exact_strategy
 def test_two_rounds_and_one_equal_three(pool, settings, dtype, tmp_path):

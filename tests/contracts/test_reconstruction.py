@@ -61,7 +61,7 @@ def test_n_ranks_equal_one(pool, strategy, game):
         assert tiny_run.relative_distance(other, one, prefix) < 2e-4
 
 
-@pytest.mark.slow(after=6)
+@pytest.mark.slow(after=3)
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize(
     ("strategy", "game"),

@@ -55,7 +55,7 @@ def test_n_ranks_equal_one(pool, recordings, strategy):
         assert tiny_run.relative_distance(other, one, prefix) < 2e-4
 
 
-@pytest.mark.slow(after=3)
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize(
     "strategy",
     ["sync", "sync int4", "quantized", "sync every 2", "gossip int8", "async teams", "async, lags and replay"],

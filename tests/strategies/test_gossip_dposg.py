@@ -101,7 +101,7 @@ def test_dposg_is_the_papers_pseudo_code(pool, ranks, rounds):
     check(pool(ranks, job), x)
 
 
-@pytest.mark.slow(after=3)
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize("ranks", [4, pytest.param(8, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("topology", [Ring(), RandomRing(), OnePeer(), Matching()], ids=lambda t: t.name)
 def test_dp_oadam_is_the_papers_pseudo_code(pool, ranks, topology):
@@ -147,6 +147,7 @@ def test_cp_oadam_is_the_papers_pseudo_code(pool, ranks):
     check(pool(ranks, job), [x] * ranks)
 
 
+@pytest.mark.slow(after=6)
 @pytest.mark.parametrize("wire", [Exact(), BF16(), Int8(), Sign()], ids=lambda w: w.name)
 @pytest.mark.parametrize("topology", [Ring(), OnePeer(), RandomRing()], ids=lambda t: t.name)
 def test_compressed_gossip_is_choco_with_a_copy_on_every_link(pool, wire, topology):

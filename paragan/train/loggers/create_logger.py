@@ -100,7 +100,7 @@ def _construct(name: str, settings: Mapping[str, Any]) -> object:
     try:
         signature.bind(**settings)
     except TypeError as error:
-        raise UsageError(f"{error}. Use the settings of {signature}") from error
+        raise UsageError(f"settings: {error}. Use those of {signature}") from error
     return logger_class(**settings)
 
 

@@ -229,7 +229,7 @@ def test_classes_that_do_not_work_are_refused(here):
     check_loggers(["recorder:Recorder"])
     with advises("Use the module:Class of a module that is installed or in the current folder"):
         check_loggers(["nowhere:Recorder"])
-    with advises("got an unexpected keyword argument 'colour'. Use the settings of (path='calls.jsonl')"):
+    with advises("settings: got an unexpected keyword argument 'colour'. Use those of (path='calls.jsonl')"):
         check_loggers([{"name": "recorder:Recorder", "colour": "red"}])
     check_loggers([{"name": "recorder:Recorder", "path": "red"}])
 
