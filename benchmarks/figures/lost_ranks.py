@@ -35,13 +35,8 @@ def repeated_losses(*results: Any) -> Iterator[Statement]:
             text += f"| {{:.1f}} % | {{:.1f}} % | {result['machine']['kernels']} |"
             yield text, result["minutes"], row["losses"], *pauses, *shares
             if row["pause_frozen_s"] > 3 * result["timeout"]:
-                yield (
-                    f"of the {row['strategy']}, is {{:.3f}} s, and three timeouts are {{:.0f}} s",
-                    *(
-                        row["pause_frozen_s"],
-                        3 * result["timeout"],
-                    ),
-                )
+                text = f"of the {row['strategy']}, is {{:.3f}} s, and three timeouts are {{:.0f}} s"
+                yield text, row["pause_frozen_s"], 3 * result["timeout"]
             before, after = row["undisturbed_img_per_s"]
             yield f"{row['strategy']} {{:.0f}} and {{:.0f}}", before, after
 

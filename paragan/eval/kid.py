@@ -79,19 +79,19 @@ def _kernel_sums(
 
 def _sums_of_all_pairs(a: Tensor, b: Tensor, rows: list[Tensor], columns: list[Tensor]) -> Tensor:
     """Return [subsets]: the sum of the kernel of `a` and `b` over the rows and columns of each subset."""
-    row_members, column_members = _membership(rows, len(a), b), _membership(columns, len(b), b)
+    row_indicator, column_indicator = _indicator(rows, len(a), b), _indicator(columns, len(b), b)
     sums = b.new_zeros(len(rows))
     for block in torch.arange(len(a), device=a.device).split(BLOCK_ROWS):
-        sums += ((row_members[:, block] @ _kernel(a[block].double(), b)) * column_members).sum(1)
+        sums += ((row_indicator[:, block] @ _kernel(a[block].double(), b)) * column_indicator).sum(1)
     return sums
 
 
-def _membership(subsets: list[Tensor], count: int, like: Tensor) -> Tensor:
-    """Return [subsets, count]: 1 for what is in a subset, else 0."""
-    members = like.new_zeros(len(subsets), count)
+def _indicator(subsets: list[Tensor], count: int, like: Tensor) -> Tensor:
+    """Return [subsets, count], of the dtype and device of `like`: 1 for the rows that are in a subset, else 0."""
+    indicator = like.new_zeros(len(subsets), count)
     for i, subset in enumerate(subsets):
-        members[i, subset] = 1
-    return members
+        indicator[i, subset] = 1
+    return indicator
 
 
 def _kernel(x: Tensor, y: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Which ranks of an elastic world are alive: a heartbeat thread for each asks its store periodically.
+"""Detect which ranks of an elastic world are alive, by heartbeats: requests to their stores at a fixed period.
 
 A rank whose port refuses connections has *exited*; one that does not answer for `timeout_s` is *silent*, because of
 itself or of the network. Ranks are called by the numbers they were started with.
@@ -61,7 +61,7 @@ class HeartbeatThread:
 
 
 class Liveness:
-    """Which of the ranks that one rank knows are alive, and which memberships they are in.
+    """Tracks which other ranks are alive, and which memberships they are in.
 
     timeout_s : how long a rank may be silent until it counts as lost
     started   : whether training has started; before that, silent ranks get more time

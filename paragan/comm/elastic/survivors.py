@@ -1,4 +1,4 @@
-"""What follows from the reports of the ranks that survived a loss: whether they continue, and from which step."""
+"""Decide from the reports of the ranks that survived a loss whether they continue, and from which step."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def find_shutdown_reason(
         previous: the members before.
         present: those that reported.
         without_state: those of them that have no parameters yet.
-        exited: those of the lost ones whose processes are known to have ended.
+        exited: those of the lost ones whose processes are known to have ended, or that ask to join again.
         min_ranks: with how many ranks they continue at least.
     """
     lost = [r for r in previous if r not in present]
