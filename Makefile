@@ -1,7 +1,7 @@
 # `make train` and `make test` work on a fresh machine: each makes .venv on first use.
 PYTHON ?= python3
 BIN := .venv/bin
-.PHONY: train test test-all check site dist clean
+.PHONY: train test fast-tests test-all check site dist clean
 
 train: .venv/installed
 	$(BIN)/paragan train digits
@@ -9,7 +9,9 @@ train: .venv/installed
 # Tests of pages need Chromium, tests of launchers Slurm and Open MPI, tests of servers nginx; they are
 # skipped without them:
 # apt-get install --no-install-recommends chromium slurm-wlm munge openmpi-bin nginx-light
-test: .venv/installed check
+test: check fast-tests
+
+fast-tests: .venv/installed
 	$(BIN)/python -m pytest -n 3
 
 # The tests that are marked slow too: before a release, and after changes to what they test.
@@ -39,7 +41,8 @@ dist:
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "paragan needs Python 3.11 or newer: make PYTHON=python3.12 ...")'
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -W ignore -m compileall -qq -j 0 .venv || true # as pip does, but on all cores; some files are for newer Pythons
 	touch $@
 
 clean:

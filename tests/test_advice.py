@@ -314,7 +314,7 @@ FOLDER_CASES = [
 ]
 
 
-@pytest.mark.slow(after=2)
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize("case", FOLDER_CASES, ids=case_id)
 def test_advice_on_a_run_of_images_works(case, check_advice):
     check_advice(case, FOLDER)

@@ -133,6 +133,7 @@ def test_every_exchange_equals_that_of_the_cpu(pool):
         assert not [sync for _, syncs in played for sync in syncs if "paragan/api" in sync], options
 
 
+@pytest.mark.slow
 def test_turns_of_unequal_batches_unused_parameters_and_turns_without_backward(pool):
     def job(world):
         g, d = build(world.device)

@@ -51,7 +51,7 @@ class Double(nn.Module):
         return self.net(x.double(), y)
 
 
-@pytest.mark.slow(after=1)
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_in_float64_n_ranks_equal_one(pool, ranks):
     """With 2 kimg in float64, to show that the differences in float32 are rounding."""

@@ -45,7 +45,7 @@ def test_n_ranks_equal_one(pool, strategy):
     assert other["G/mapping.average.mean"].any()
 
 
-@pytest.mark.slow(after=1)
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["sync int4", "quantized", "gossip", "sync every 2", "async, lags and replay"])
 def test_six_and_four_rounds_equal_ten(pool, strategy, tmp_path):
     run = make_run(strategy)

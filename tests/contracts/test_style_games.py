@@ -42,13 +42,14 @@ def test_n_ranks_equal_one(pool, strategy):
     assert other["G/objective_state.mean"] > 0
 
 
+@pytest.mark.slow
 def test_lane_by_lane_equals_all_lanes():
     one, other = (tiny_run.play_rounds(make_run("sync", *more), 6) for more in ((), ("device.lanes_per_pass=1",)))
     for prefix in ("G/", "D/"):
         assert tiny_run.relative_distance(other, one, prefix) < 2e-4
 
 
-@pytest.mark.slow(after=1)
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["sync int4", "quantized", "gossip", "sync every 2", "async, lags and replay"])
 def test_six_and_four_rounds_equal_ten(pool, strategy, tmp_path):
     run = make_run(strategy)

@@ -173,6 +173,7 @@ def test_the_device_of_a_group_follows_its_backend():
             assert device_of_group(backend) == torch.device("cuda", 3)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux" or platform.libc_ver()[0] != "glibc", reason="of glibc")
 def test_freed_memory_is_reused():
     """In processes of their own, since it is for good, whose blocks come from the system and go back to it by what the

@@ -104,6 +104,7 @@ def test_a_resume_in_the_middle_of_an_epoch(step, photos, streamed, tmp_path, mo
     assert len((stopped / "bad_files.txt").read_text().splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_on_four_ranks_then_on_two(photos, tmp_path, processes):
     """The same images on whatever ranks: networks as on one, but for rounding."""
     from safetensors.numpy import load_file

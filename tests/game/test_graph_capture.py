@@ -77,7 +77,7 @@ def test_captured_rounds_equal_eager_rounds(settings):
     assert any(captured.replay for recorder in recorders for captured in recorder.captured_passes.values())
 
 
-@pytest.mark.slow(after=1)
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", (STATEFUL | SETTINGS).values(), ids=STATEFUL | SETTINGS)
 def test_traced_pass_equals_eager_bit_for_bit(settings):
     run = tiny_run.make_run(*settings)

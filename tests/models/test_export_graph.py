@@ -40,6 +40,7 @@ def test_onnx_makes_the_images_of_the_network(small, tmp_path):
     assert (tmp_path / "g.onnx").read_bytes() == content
 
 
+@pytest.mark.slow
 def test_pt2_makes_the_images_of_the_network(small, tmp_path):
     model = paragan.load(small)
     before = model.sample(2)

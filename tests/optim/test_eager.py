@@ -80,6 +80,7 @@ def test_optimizers_can_be_copied_and_pickled(name):
         assert str(other.state_dict()) == str(optimizer.state_dict())
 
 
+@pytest.mark.slow
 def test_training_does_not_import_the_compiler(tmp_path):
     fast = ("--batch=16", "--nets.width=4", "--evaluation.metrics=[fd]", "--evaluation.count=16")
     command = [sys.executable, "-c", TRAIN, "train", "digits", "--kimg=0.032", *fast, f"--run-dir={tmp_path / 'run'}"]

@@ -327,6 +327,7 @@ def test_many_large_figures_stay_under_the_limit(fresh):
     assert len(images) == 48 + MAX_GRIDS
 
 
+@pytest.mark.slow
 def test_long_lists_stay_under_the_limit(fresh):
     long = "<&>" * 100
     many = {f"{number}{long}": number / 3 for number in range(1100)}

@@ -135,6 +135,7 @@ def test_ranks_of_one_label_agree_over_any_wire(tmp_path, processes):
     assert rows[-1]["Comm/G/sent_bytes"] > 0
 
 
+@pytest.mark.slow
 def test_three_ranks_on_two_labels_equal_one_rank(tmp_path, processes):
     data = tmp_path / "two.npz"
     rng = np.random.default_rng(0)
@@ -414,6 +415,7 @@ def test_renamed_run_with_warm_starts_resumes(tmp_path):
     assert set(states(folder).values()) == {"done"}
 
 
+@pytest.mark.slow
 def test_rare_label_starts_from_its_neighbor(tmp_path):
     folder = trained(tmp_path / "run", "--strategy.rare_below=175", "--strategy.warm_start=nearest", "--kimg=0.32")
     record = paragan.core.schema.read_yaml(label(folder, 8) / "run.yaml")  # 174 images

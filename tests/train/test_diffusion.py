@@ -61,6 +61,7 @@ def test_students_start_as_their_teacher_and_take_one_evaluation(teacher, tmp_pa
     assert not [name for tensors in files for name in tensors if "teacher" in name]
 
 
+@pytest.mark.slow
 def test_a_distillation_resumes_bit_for_bit(teacher, tmp_path):
     def train(name, *more):
         folder = tmp_path / name

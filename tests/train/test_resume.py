@@ -102,6 +102,7 @@ def test_a_signal_to_one_rank_stops_all_at_one_step(number, rank, tmp_path, proc
     assert logged_steps(run) == logged_steps(uninterrupted_by_two)
 
 
+@pytest.mark.slow
 def test_another_number_of_ranks_may_resume(tmp_path, processes, uninterrupted):
     run = train_interrupted(tmp_path / "run", 50, LONG_RUN_ARG)
     assert [process.wait() for process in processes.start_ranks(2, *train_args(run, LONG_RUN_ARG))] == [0, 0]

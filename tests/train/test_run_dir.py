@@ -146,6 +146,7 @@ def test_a_run_killed_after_its_last_round_is_resumed(lost, tmp_path, finished):
     assert (run / "report.html").exists()
 
 
+@pytest.mark.slow
 def test_one_run_at_a_time_owns_a_folder(tmp_path, processes, uninterrupted):
     run = tmp_path / "runs/00000-mine"
     owner = processes.start_forked(*train_args(run, LONG_RUN_ARG))

@@ -66,7 +66,7 @@ def assert_same_tensors(path, other):
         assert torch.equal(tensor, others[name]), name
 
 
-@pytest.mark.slow(after=1)
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", CASES.values(), ids=CASES)
 def test_checkpoints_are_those_of_an_unsharded_run(pool, settings, tmp_path):
     """Of 2, 3 and 4 ranks."""

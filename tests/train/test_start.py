@@ -199,7 +199,7 @@ START_KILLS = [
 ]
 
 
-@pytest.mark.slow(after=1)
+@pytest.mark.slow
 @pytest.mark.parametrize(("strategy", "moment"), START_KILLS)
 def test_a_rank_killed_while_ranks_start_does_not_hang_the_others(strategy, moment, tmp_path, processes):
     run = tmp_path / "run"

@@ -113,6 +113,7 @@ def test_two_frozen_ranks_come_back(tmp_path, processes):
     assert [rank.wait() for rank in ranks.started] == [3] * 5
 
 
+@pytest.mark.slow
 def test_part_without_a_majority_stops_with_its_checkpoint(tmp_path, processes):
     """With two of four ranks silent, the other two cannot know whether those continue."""
     ranks = GossipRanks(tmp_path / "run", processes)

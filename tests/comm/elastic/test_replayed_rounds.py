@@ -102,7 +102,7 @@ loop.play_round, Player.step = play_and_remember, break_off
 """
 
 
-@pytest.mark.slow(after=1)
+@pytest.mark.slow
 @pytest.mark.parametrize("player", ["D", "G"])
 def test_a_round_that_ended_on_some_ranks_only(player, tmp_path, processes):
     """Ranks 0 and 2 have stepped D, and G is still to step; or they have ended the round."""
@@ -157,6 +157,7 @@ ElasticWorld._adopt_membership = freeze_once
 """
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_dropped_while_it_admits_another_one_comes_back(tmp_path, processes):
     ranks = RankProcesses(tmp_path / "run", processes, *ELASTIC, ENDLESS, patch=FREEZE_IN_ADMISSION)
     wait_for_step(ranks.run, 10)

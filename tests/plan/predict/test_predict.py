@@ -399,6 +399,7 @@ def test_lagging_links_delay_no_rank():
     assert step_s("gossip", 4, slow, of, topology="ring") > 5 * lagging.step_s
 
 
+@pytest.mark.slow
 def test_async_gossip_over_slow_links_sends_at_the_link_rate():
     """Two networks of 4.8 MB each, to two neighbors, at 10 MB/s, and rounds of 0.1 s."""
     of = profile(d_s=0.05, g_s=0.05)

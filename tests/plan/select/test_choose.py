@@ -107,6 +107,7 @@ def test_every_pair_of_hosts_is_measured_once(hosts):
     assert all(len({host for pair in matches for host in pair}) == 2 * len(matches) for matches in rounds)
 
 
+@pytest.mark.slow
 def test_one_rank_chooses_once(tmp_path):
     command = (
         "train",

@@ -51,6 +51,7 @@ def student_run(teacher: Path, *settings: str, weight: float = 10.0):
 # The objective --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_distance_to_the_teacher_shrinks(per_label):
     def distances(weight: float) -> list[float]:
         s, losses = tiny_run.make_session(student_run(per_label, weight=weight)), []
