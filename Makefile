@@ -38,11 +38,12 @@ dist:
 	$(PYTHON_OF_DIST) -m build --no-isolation --outdir dist build/dist
 	$(PYTHON_OF_DIST) -m twine check --strict dist/*
 
+# pip compiles packages on one core, compileall on all; some files of packages are for newer versions of Python.
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "paragan needs Python 3.11 or newer: make PYTHON=python3.12 ...")'
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[dev]'
-	$(BIN)/python -W ignore -m compileall -qq -j 0 .venv || true # as pip does, but on all cores; some files are for newer Pythons
+	$(BIN)/python -W ignore -m compileall -qq -j 0 .venv || true
 	touch $@
 
 clean:

@@ -156,7 +156,9 @@ def locked_run_dir(
         nonlocal owned
         if world.is_main:
             owned = select_run_dir(request, run, world.size, start_check)
-            owned.write_run_config(to_saved_dict(run))
+            planned_kimg = (owned.read_run_config() or {}).get("kimg", 0.0)
+            trained_kimg = min(planned_kimg, owned.trained_images / 1000)  # which a smaller --kimg does not undo
+            owned.write_run_config(to_saved_dict(run) | {"kimg": max(run.kimg, trained_kimg)})
             return str(owned.path)
         return "."
 

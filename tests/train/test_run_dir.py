@@ -146,6 +146,15 @@ def test_a_run_killed_after_its_last_round_is_resumed(lost, tmp_path, finished):
     assert (run / "report.html").exists()
 
 
+def test_a_smaller_length_does_not_change_the_record_of_a_finished_run(tmp_path, finished):
+    run = shutil.copytree(finished, tmp_path / "run")
+    before = (run / "run.yaml").read_text()
+    ended = run_cli(*train_args(run, "--kimg=0.08"))
+    assert ended.status == 0, ended
+    assert "is complete at 0.16 kimg" in ended.out
+    assert (run / "run.yaml").read_text() == before
+
+
 @pytest.mark.slow
 def test_one_run_at_a_time_owns_a_folder(tmp_path, processes, uninterrupted):
     run = tmp_path / "runs/00000-mine"
