@@ -24,6 +24,7 @@ from paragan.comm.world import World
 
 POLL_S = 0.2
 ANSWER_NOTICE_S = 4.0  # after a signal: the ranks that have not answered are named
+ROUND_NOTICE_S = 2.0  # after a signal: that the run stops after its round is said
 ANSWER_TIMEOUT_S = 20.0  # after a signal: waits for ranks that have not answered are ended
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 SignalHandler = Callable[[int, FrameType | None], None]
@@ -83,6 +84,7 @@ class StopCoordinator:
         self._noticed_signal = ""  # by the thread that notices signals
         self._store_busy_since_s = math.inf  # since when the poll thread waits for the store
         self._wakeup: tuple[socket.socket, socket.socket] | None = None
+        self._round_notice: threading.Timer | None = None
 
     def __enter__(self) -> StopCoordinator:
         self._previous_handlers = _install_handlers(self._on_signal)
@@ -113,6 +115,8 @@ class StopCoordinator:
             signal.set_wakeup_fd(-1)
             self._wakeup[1].close()  # ends the thread
         _restore_handlers(self._previous_handlers)
+        if self._round_notice:
+            self._round_notice.cancel()
         self._closed.set()
         if self._poll_thread:
             self._poll_thread.join(5)
@@ -151,7 +155,13 @@ class StopCoordinator:
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:
         if self._requested.is_set() and signum == signal.SIGINT:
             raise KeyboardInterrupt  # the second Ctrl-C stops at once
-        self.request(signal.Signals(signum).name)
+        name = signal.Signals(signum).name
+        self.request(name)
+        if self.world.is_main and not self._round_notice:
+            text = f"paragan: {name}: this round ends first, then a checkpoint is written; Ctrl-C stops at once\n"
+            self._round_notice = threading.Timer(ROUND_NOTICE_S, sys.stderr.write, [text])
+            self._round_notice.daemon = True
+            self._round_notice.start()
 
     def _watch_signals(self, wakeup: socket.socket) -> None:
         """Body of the thread that notices signals while the main thread waits in torch's code."""

@@ -80,6 +80,25 @@ def test_a_second_ctrl_c_stops_at_once():
             signal.raise_signal(signal.SIGINT)
 
 
+def test_a_stop_that_waits_for_a_long_round_says_so_once(monkeypatch, capsys):
+    monkeypatch.setattr(module, "ROUND_NOTICE_S", 0.05)
+    with StopCoordinator(World.solo()):
+        signal.raise_signal(signal.SIGTERM)
+        time.sleep(0.5)
+        signal.raise_signal(signal.SIGTERM)
+        time.sleep(0.2)
+    notice = "paragan: SIGTERM: this round ends first, then a checkpoint is written; Ctrl-C stops at once\n"
+    assert capsys.readouterr().err == notice
+
+
+def test_a_stop_after_a_short_round_needs_no_notice(monkeypatch, capsys):
+    monkeypatch.setattr(module, "ROUND_NOTICE_S", 0.3)
+    with StopCoordinator(World.solo()):
+        signal.raise_signal(signal.SIGINT)
+    time.sleep(0.6)
+    assert capsys.readouterr().err == ""
+
+
 def test_a_rank_that_does_not_answer_times_out(pool):
     def job(world):
         module.POLL_S = 0.01
