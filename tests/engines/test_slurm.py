@@ -105,9 +105,10 @@ def test_a_host_without_an_address_is_one_line(cluster, tmp_path):
 
 
 @pytest.mark.slow
-def test_gossip_continues_under_srun_without_a_rank_and_takes_it_back(cluster, tmp_path):
+@pytest.mark.parametrize("settings", [(), ("--strategy=sync", "--strategy.peer_timeout_s=5")], ids=["gossip", "sync"])
+def test_ranks_continue_under_srun_without_one_and_take_it_back(settings, cluster, tmp_path):
     run_dir = tmp_path / "run"
-    arguments = train_command(run_dir, "--lanes=4", "--kimg=6.4")
+    arguments = train_command(run_dir, "--lanes=4", "--kimg=6.4", *settings)
     job = cluster.submit("--nodes=2", "--ntasks-per-node=2", SCRIPTS / "gossip.sh", *arguments)
     wait_for_step(cluster, job, run_dir, 5)
     (pid,) = rank_pids(job, 2, "python")
