@@ -29,7 +29,6 @@ import gc
 import itertools
 import json
 import os
-import socket
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -38,6 +37,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from paragan.comm.elastic.group_connections import Ports, connections_of_group, connections_since
 from paragan.comm.elastic.kv_store import CancellableStore, KVClient, KVServer, PrefixStore, ServerAddress
 from paragan.comm.elastic.liveness import HEARTBEAT_PERIOD_S, STARTUP_TIMEOUT_S, Liveness
 from paragan.comm.elastic.membership import MEMBERSHIP_KEY, NO_MEMBERSHIP, Membership, MembershipVersion
@@ -51,9 +51,7 @@ from paragan.comm.rendezvous import rendezvous
 from paragan.comm.sockets import (
     SocketId,
     block_new_connections,
-    duplicate_socket,
     is_closed,
-    is_listener,
     is_listening,
     local_address_towards,
     open_sockets,
@@ -270,20 +268,6 @@ class ElasticWorld(World):
         if self._state is GroupState.BROKEN or (not self._hosts_store and self.store.check([CANCELLED_KEY])):
             raise CommunicationError("process group aborted: a peer was lost")
 
-    def _is_group_socket(self, socket_id: SocketId) -> bool:
-        """Return whether this socket connects two ranks of the group: it is no listener, and not of a store."""
-        handle = duplicate_socket(socket_id)
-        if not handle:
-            return False
-        store_ports = {address.port for address in self.liveness.addresses.values()}
-        with handle:
-            try:
-                if handle.family == socket.AF_UNIX or is_listener(handle):
-                    return False
-                return not {handle.getsockname()[1], handle.getpeername()[1]} & store_ports
-            except OSError:
-                return False
-
     def _disconnect(self, state: GroupState) -> None:
         self._state = state
         shutdown_sockets(self._group_sockets)
@@ -479,10 +463,16 @@ class ElasticWorld(World):
         deadline = self.liveness.active_s + max(STARTUP_TIMEOUT_S, 3 * self.liveness.timeout_s)
         groups: list[Group] = []
         errors: list[CommunicationError] = []
+        connections: set[SocketId] | None = None
+
+        def candidates() -> dict[SocketId, Ports]:
+            return connections_since(sockets_before, [address.port for address in self.liveness.addresses.values()])
 
         def form_group() -> None:
+            nonlocal connections
             try:
                 group = new_gloo_group(store, name, rank, size, self.timeout_s, wait_thread)
+                connections = connections_of_group(store, name, rank, size, candidates())
                 groups.append(staged_on_host(group, self.device))
             except CommunicationError as error:
                 errors.append(error)
@@ -502,7 +492,7 @@ class ElasticWorld(World):
         finally:
             store.cancelled = True
             block_new_connections(open_sockets() - sockets_before)
-            new_sockets = set(filter(self._is_group_socket, open_sockets() - sockets_before))
+            new_sockets = set(candidates()) if connections is None else connections
             self._group_sockets = self._group_sockets | new_sockets  # not in place: another thread iterates over it
         if errors:
             raise errors[0]

@@ -76,6 +76,37 @@ def test_frozen_rank_is_left_out_until_it_wakes(tmp_path, processes):
     ranks.assert_finished(0, 1, 2, 3, last_step=120)
 
 
+LOGGER_OF_A_RANK = """
+import socket, threading, time
+from pathlib import Path
+from paragan.comm.elastic import elastic_world
+new_gloo_group = elastic_world.new_gloo_group
+server = socket.create_server(("127.0.0.1", 0))
+
+def with_a_connection_of_a_logger(*arguments):
+    connection = socket.create_connection(server.getsockname())
+    threading.Thread(target=write_when_closed, args=[connection], daemon=True).start()
+    return new_gloo_group(*arguments)
+
+def write_when_closed(connection):
+    connection.recv(1)
+    Path("CLOSED").touch()
+
+elastic_world.new_gloo_group = with_a_connection_of_a_logger
+"""
+
+
+@pytest.mark.slow
+def test_connections_of_other_threads_outlive_a_group(tmp_path, processes):
+    patch = LOGGER_OF_A_RANK.replace("CLOSED", str(tmp_path / "closed"))
+    ranks = GossipRanks(tmp_path / "run", processes, SHORT, patch=patch)
+    wait_for_step(ranks.run, FIRST_STEP)
+    ranks.send_signal(signal.SIGKILL, 3)
+    ranks.wait_for_event(lambda row: row["lost"] == [3])
+    assert not (tmp_path / "closed").exists()
+    ranks.assert_finished(0, 1, 2, last_step=SHORT_LAST_STEP)
+
+
 @pytest.mark.slow
 def test_two_ranks_killed_at_once(tmp_path, processes):
     ranks = GossipRanks(tmp_path / "run", processes, SHORT)
