@@ -148,4 +148,6 @@ def _format_source(path: Path) -> str:
     language = LANGUAGES.get(path.suffix, "text")
     fence = "`" * max(3, 1 + max(map(len, re.findall(r"`+", text)), default=0))
     head = f"---\ntitle: {name}\nsearch: {{exclude: true}}\nhide: [toc]\n---\n\n# {name}\n\n"
+    if name.startswith("examples/"):
+        head += f"Commands that name it are for a clone. Without one, save this file as `{name}`.\n\n"
     return f'{head}{fence}{language} linenums="1"\n{text}\n{fence}\n'

@@ -208,9 +208,10 @@ class Replica(TrainedParameters):
             raise UsageError(f"weight={weight:g}: must be 0 or more. Use the number of samples of this rank's batch")
         takes_weights = self.strategy.sync_period == 1 and not self.strategy.requires_sgd
         if weight != 1 and self.world.size > 1 and not (self.shares_steps and takes_weights):
+            period = self.strategy.sync_period
+            name = self.strategy.name + (f"+sync_period={period}" if period > 1 else "")
             raise UsageError(
-                f"weight={weight:g}: exchange={self.strategy.name} does not average the gradient of every turn. Leave "
-                "weight out"
+                f"weight={weight:g}: exchange={name} does not average the gradient of every turn. Leave weight out"
             )
         if scaler is not None and self.strategy.requires_sgd:
             raise UsageError(f"scaler: exchange={self.strategy.name} takes its own steps. Leave scaler out")

@@ -32,7 +32,9 @@ FORMAT = "replicas"
 def save(
     folder: str | Path, *replicas: Replica, extra: Mapping[str, Any] | None = None, max_checkpoints: int = 2
 ) -> Path:
-    """Save replicas so that `load_replicas` continues bit for bit. All ranks call this, between turns.
+    """Save replicas so that `paragan.load(folder, *replicas)` continues bit for bit.
+
+    All ranks call this, between turns.
 
     Saved are parameters, buffers, optimizer states with their learning rates, averages, what exchanges have still to
     send, and the number of turns. A save is complete or absent, also if a rank is killed meanwhile.

@@ -209,7 +209,8 @@ def _follow(options: argparse.Namespace, folder: Path, run: Run, evaluation: Any
         follower = RunFollower(folder, run, dataset, evaluation, device, console, options.patience, best, options.nets)
         num_scored = follower()
     write_report(folder)
-    console.print(f"{folder} is complete, {num_scored} models scored by this command; see {folder}/report.html")
+    scored = f"{num_scored} {'model' if num_scored == 1 else 'models'}"
+    console.print(f"{folder} is complete, {scored} scored by this command; see {folder}/report.html")
     return 0
 
 

@@ -24,7 +24,7 @@ from paragan.config.sections import (
 )
 from paragan.config.user_code import AnyNets, AnyObjective
 from paragan.core.image_encoding import is_user_code
-from paragan.core.schema import config_class, from_dict, name_shorthand, to_dict
+from paragan.core.schema import config_class, from_dict, name_shorthand, path_shorthand, to_dict
 from paragan.game.ema import EMAConfig
 from paragan.losses.adversarial import Adversarial
 from paragan.nets import DCGAN
@@ -82,7 +82,7 @@ class Run:
     """
 
     recipe: str = "custom"
-    data: DataOptions = DataOptions()
+    data: Annotated[DataOptions, path_shorthand] = DataOptions()
     nets: AnyNets = DCGAN()
     objective: AnyObjective = Adversarial()
     g: PlayerOptim = PlayerOptim()

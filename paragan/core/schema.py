@@ -40,6 +40,9 @@ MAX_SIMILAR_NAMES = 3
 # A section that is one of several classes may be given by its name alone: `strategy: sync`.
 name_shorthand = BeforeValidator(lambda value: {"name": value} if isinstance(value, str) else value)
 
+# Data may be given by their path alone: `data: points.npz`.
+path_shorthand = BeforeValidator(lambda value: {"path": value} if isinstance(value, str) else value)
+
 
 def or_user_class(validate_user_class: Callable[[Any], None], *required: str) -> WrapValidator:
     """Return a validator that also accepts a class of the user's own for a section of the configuration.

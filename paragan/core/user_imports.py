@@ -16,4 +16,7 @@ def import_attribute(name: str) -> Any:
     module, _, attribute = name.partition(":")
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.append(str(Path.cwd()))
-    return getattr(importlib.import_module(module), attribute)
+    imported = importlib.import_module(module)
+    if not hasattr(imported, attribute):
+        raise AttributeError(f"module {module!r} ({imported.__file__}) has no attribute {attribute!r}")
+    return getattr(imported, attribute)

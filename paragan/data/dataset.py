@@ -580,7 +580,10 @@ def _describe_bad(bad_samples: BadSamples) -> list[str]:
     count = len(bad_samples.reasons)
     if not count:
         return []
-    return [f"{count:,} cannot be decoded and are replaced by others of their class: {bad_samples.to_lines()[0]}, ..."]
+    first = bad_samples.to_lines()[0].replace("\t", ": ")
+    if count == 1:
+        return [f"1 cannot be decoded and is replaced by another of its class: {first}"]
+    return [f"{count:,} cannot be decoded and are replaced by others of their class: {first}, ..."]
 
 
 def _describe_sizes(scan: HeaderScan, size: ImageSize, is_automatic: bool) -> list[str]:

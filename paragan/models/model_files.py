@@ -110,9 +110,12 @@ def _load_weights(net: nn.Module, data: bytes, path: Path) -> None:
     state = net.state_dict()
     mismatches = [name for name in state if name not in tensors]
     mismatches += [name for name in tensors if name not in state]
-    mismatches += [name for name in state if name in tensors and state[name].shape != tensors[name].shape]
     if mismatches:
         raise UsageError(f"{path}: another architecture; the first names that differ: {', '.join(mismatches[:3])}")
+    for name, value in state.items():
+        if value.shape != tensors[name].shape:
+            shapes = f"{list(tensors[name].shape)} in the file, {list(value.shape)} in these networks"
+            raise UsageError(f"{path}: of another width, resolution or number of classes: {name} is {shapes}")
     with torch.no_grad():
         for name, value in state.items():
             value.copy_(tensors[name])

@@ -249,7 +249,8 @@ def _nonfinite_warnings(stats: StatsColumns) -> Iterator[str]:
 def _bad_files_warning(files: Sequence[str]) -> Iterator[str]:
     if files:
         first = files[0].replace("\t", ": ")[:300]
-        yield f"{len(files):,} images could not be used and were replaced by others (bad_files.txt), such as {first}"
+        could_not = "image could not be used and was" if len(files) == 1 else "images could not be used and were"
+        yield f"{len(files):,} {could_not} replaced by others of the class (bad_files.txt), such as {first}"
 
 
 def _stat_ranges(stats: StatsColumns) -> Iterator[tuple[str, float, float, float]]:

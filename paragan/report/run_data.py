@@ -1,5 +1,7 @@
 """Read a run folder for the report: settings, statistics, scores, events; everything except the images."""
 
+import contextlib
+import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -70,6 +72,7 @@ class RunData:
     membership: list[MembershipChange]
     decisions: list[tuple[float, str]]  # (kimg, a change by the data pipeline)
     bad_files: list[str]  # lines of `image<tab>reason`
+    saved_kimg: float  # the progress of the run by its newest checkpoint, which may be between two ticks
 
     def get_setting(self, *paths: str) -> Any:
         """Return the first of these dotted fields of the run that is set, or None."""
@@ -101,9 +104,9 @@ class RunData:
 
     @property
     def kimg(self) -> float:
-        """The progress of the run by its last tick; of a per-label run the sum over its labels."""
+        """The progress of the run by its last tick or checkpoint; of a per-label run the sum over its labels."""
         label_kimg = sum(label.kimg for label in self.labels)
-        return max(self.stats.finite_values("Progress/kimg"), default=label_kimg)
+        return max([*self.stats.finite_values("Progress/kimg"), self.saved_kimg]) or label_kimg
 
     @property
     def total_kimg(self) -> float | None:
@@ -157,7 +160,16 @@ def read_run_data(run_dir: Path) -> RunData:
         membership=list(_parse_membership(read_jsonl(path / "members.jsonl"))),
         decisions=_pipeline_decisions(stats),
         bad_files=bad_files.read_text("utf-8", errors="replace").splitlines() if bad_files.is_file() else [],
+        saved_kimg=_read_saved_kimg(path / "checkpoints"),
     )
+
+
+def _read_saved_kimg(folder: Path) -> float:
+    """Return the progress that the newest readable checkpoint states; 0 if there is none."""
+    for path in sorted((path for path in folder.glob("*/checkpoint.json") if path.parent.name.isdigit()), reverse=True):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            return float(json.loads(path.read_text("utf-8"))["clock"]["images"]) / 1000
+    return 0.0
 
 
 def read_events(run_dir: Path) -> list[HealthEvent]:

@@ -390,6 +390,7 @@ def open_session(
     resume_from = find_checkpoint(checkpoints, run, dataset, console)
     if run.init_from and not resume_from:
         on_all_ranks(world, lambda: init_from_model(networks, Path(run.init_from)))
+        console.print(f"starts from the weights of {run.init_from}")
     session = build_session(run, world, dataset, networks, resume_from, rollbacks)
     with make_callbacks(run, run_dir, dataset, console, checkpoints) as callbacks:
         if run.device.compile or (run.device.capture_passes and world.device.type == "cpu"):

@@ -49,7 +49,7 @@ def test_a_follower_writes_the_lines_of_the_run_itself(run, tmp_path):
     assert ended.status == 0, ended.err
     assert score_lines(run) == score_lines(within)
     assert read_best(run) == read_best(within)
-    assert "is complete, 1 models scored by this command" in ended.out
+    assert "is complete, 1 model scored by this command" in ended.out
     assert "fd_pixels" in (run / "report.html").read_text()  # which was written before there were scores
 
 

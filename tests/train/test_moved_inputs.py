@@ -145,7 +145,7 @@ def test_a_run_with_moved_data_is_followed_and_scored(tmp_path):
     assert "a.npz does not exist" in usage_error("eval", run, *scores, "--follow")
     ended = run_cli("eval", run, *scores, "--follow", f"--data={moved}")
     assert ended.status == 0, ended.err
-    assert "1 models scored" in ended.out
+    assert "1 model scored" in ended.out
     other = save_data(tmp_path / "other.npz", seed=1)
     message = usage_error("eval", run, "--metrics=kid", "--count=16", "--follow", f"--data={other}")
     assert "not the images that" in message

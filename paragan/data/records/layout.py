@@ -155,7 +155,11 @@ def choose_main_field(names: Mapping[str, object], field: str) -> str:
     usual = [name for name in DEFAULT_FIELDS if name in names]
     if len(usual) == 1 or len(names) == 1:
         return (usual or list(names))[0]
-    raise UsageError(f"data: the records have several fields: {_names(names)}. Use --data.field=NAME for D's")
+    example = next(iter(names))
+    raise UsageError(
+        f"data: the records have several fields: {_names(names)}. Name the one that D judges: --data.field={example}, "
+        f"in Python field={example!r}"
+    )
 
 
 def check_field(field: RecordField) -> None:

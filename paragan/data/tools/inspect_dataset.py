@@ -177,7 +177,8 @@ class DatasetReport:
         if not conflicts:
             return ""
         example = self._format_names(conflicts[0])
-        return f"{len(conflicts):,} images have copies in several classes, such as {example}"
+        images = "1 image has" if len(conflicts) == 1 else f"{len(conflicts):,} images have"
+        return f"{images} copies in several classes, such as {example}"
 
     def _describe_flat(self) -> str:
         flat = np.flatnonzero(self.is_flat)

@@ -219,7 +219,7 @@ def test_positions_are_restored_from_few_bytes(n, k):
         ({"name": "sign", "levels": 3}, "there is no field strategy.wire.levels"),
         ({"name": USER_WIRE, "levels": 3}, "there is no field levels; there are: threshold"),
         ({"name": USER_WIRE, "threshold": "high"}, "threshold=high"),
-        ("examples.own_wire:Binary", "examples.own_wire:Binary: module .* has no attribute 'Binary'"),
+        ("examples.own_wire:Binary", "examples.own_wire:Binary: module .*own_wire.py. has no attribute 'Binary'"),
         ("nowhere:Ternary", "nowhere:Ternary: No module named 'nowhere'"),
         ("os:system", "os:system: is not a config class"),
         ("paragan.comm.compression.compressors:", "Use module:Class, and start in the folder"),

@@ -42,7 +42,9 @@ def recordings(tmp_path: Path) -> Path:
 
 def test_the_judged_field_is_named_as_advised():
     arrays = {"a": WAVE, "b": MEL}
-    with advises("data: the records have several fields: a, b. Use --data.field=NAME for D's"):
+    with advises(
+        "data: the records have several fields: a, b. Name the one that D judges: --data.field=a, in Python field='a'"
+    ):
         pg.from_arrays(arrays)
     with advises("data.field=c: the records have no such field. Use one of a, b"):
         pg.from_arrays(arrays, field="c")

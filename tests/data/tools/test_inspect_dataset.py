@@ -132,7 +132,7 @@ def test_copies_are_of_pixels_whatever_their_files(tmp_path):
     assert [group.tolist() for group in result.duplicates] == [[0, 1, 2], [3, 4]]
     assert [group.tolist() for group in result.conflicting_duplicates] == [[0, 1, 2]]
     assert "3 exact copies of 2 images" in text(result)
-    assert "1 images have copies in several classes" in text(result)
+    assert "1 image has copies in several classes" in text(result)
 
 
 def test_duplicates_without_labels_do_not_conflict(tmp_path):
