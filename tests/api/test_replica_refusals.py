@@ -154,6 +154,9 @@ def test_weights(pool):
         replica = pg.Replica(net, sgd(net), world=world, exchange="gossip")
         with advises("weight=3: exchange=gossip does not average the gradient of every turn. Leave weight out"):
             take_turn(replica, net, weight=3)
+        seldom = nn.Linear(2, 1)
+        with advises("weight=3: exchange=sync+sync_period=8 does not average the gradient of every turn"):
+            take_turn(pg.Replica(seldom, sgd(seldom), world=world, exchange="sync+sync_period=8"), seldom, weight=3)
         take_turn(replica, net)
         with advises("weight=-1: must be 0 or more. Use the number of samples of this rank's batch"):
             take_turn(replica, net, weight=-1)

@@ -19,7 +19,7 @@ from paragan.comm.launch_info import MPIRUN, MVAPICH, OPEN_MPI, TORCHRUN
 from paragan.core.schema import from_yaml, to_dict
 from paragan.data import decode
 from paragan.recipes import build_run, get_recipe
-from processes import TINY_RUN_ARGS, final_tensors, run_cli, train_tiny, usage_error
+from processes import TINY_RUN_ARGS, final_tensors, run_cli, train_args, train_tiny, usage_error
 
 
 @pytest.fixture(autouse=True)
@@ -359,7 +359,9 @@ def test_invalid_scores_are_rejected(finished):
 
 
 def test_init_from_the_model_of_another_run(finished):
-    a, b = (train_tiny(Path(name), "--kimg=0.016", "--init-from", str(finished)) for name in ("a", "b"))
+    ended = run_cli(*train_args(Path("a"), "--kimg=0.016", "--init-from", str(finished)))
+    assert f"starts from the weights of {finished}" in ended.out
+    a, b = Path("a"), train_tiny(Path("b"), "--kimg=0.016", "--init-from", str(finished))
     assert final_tensors(a) == final_tensors(b) != final_tensors(train_tiny(Path("c"), "--kimg=0.016"))
 
 
@@ -368,7 +370,8 @@ def test_a_model_of_another_architecture_is_rejected_and_no_files(finished, more
     words = ["train", *TINY_RUN_ARGS, "--init-from", finished, "--nets.width=12", *more]
     for where in (["--run-dir", tmp_path / "run"], ["--outdir", tmp_path / "runs"]):
         line = usage_error(*words, *where)
-        assert "model.safetensors: another architecture; the first names that differ: " in line
+        assert "model.safetensors: of another width, resolution or number of classes: " in line
+        assert re.search(r"\S+ is \[[\d, ]+\] in the file, \[[\d, ]+\] in these networks", line)
         assert str(finished) in line
     assert "no model.safetensors" in usage_error(*words, "--init-from", tmp_path, "--outdir", tmp_path / "runs")
     assert list(tmp_path.iterdir()) == []

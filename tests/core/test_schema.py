@@ -132,6 +132,10 @@ WRONG = {  # (field, value): how the refusal begins
 }
 
 
+def test_data_may_be_named_by_their_path_alone():
+    assert from_dict(Run, {"data": "points.npz"}) == from_dict(Run, {"data": {"path": "points.npz"}})
+
+
 def test_errors_of_a_record_name_no_field():
     for kind, data, what in (
         (Run, 3, "3: input should be a dictionary or an instance of Run"),

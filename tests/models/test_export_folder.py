@@ -169,7 +169,7 @@ def test_invalid_models_are_rejected(small, tmp_path):
     config["net"]["width"] = 8
     shutil.copytree(small, tmp_path / "other")
     (tmp_path / "other" / "config.json").write_text(json.dumps(config))
-    with pytest.raises(UsageError, match="another architecture"):
+    with pytest.raises(UsageError, match="of another width"):
         paragan.load(tmp_path / "other")
 
 

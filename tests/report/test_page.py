@@ -189,6 +189,15 @@ def test_an_unfinished_run(run_dir):
     assert "No scores yet" in words
 
 
+def test_a_run_that_stopped_between_two_ticks_is_at_its_newest_checkpoint(run_dir):
+    write_jsonl(run_dir / "stats.jsonl", [tick(i) for i in range(1, 11)])
+    for step, text in ((11, '{"clock": {"images": 21000}}'), (12, '{"clock": {"images": 22500}}'), (13, '{"clo')):
+        folder = run_dir / "checkpoints" / f"{step:08d}"
+        folder.mkdir(parents=True)
+        (folder / "checkpoint.json").write_text(text)
+    assert "22.5 of 40 kimg" in parse_page(run_dir).words
+
+
 def test_files_of_a_crashed_run(run_dir):
     with (run_dir / "stats.jsonl").open("a") as file:
         file.write('{"Progress/kimg": 41, "Loss/G')
