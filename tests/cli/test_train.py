@@ -368,10 +368,7 @@ def test_init_from_the_model_of_another_run(finished):
 @pytest.mark.parametrize(
     ("more", "reason"),
     [
-        (
-            [],
-            r"of another width, resolution or number of classes: \S+ is \[[\d, ]+\] in the file, ",
-        ),
+        ([], r"of another width, resolution or number of classes: \S+ is \[[\d, ]+\] in the file, "),
         (["--strategy=per-label"], "another architecture; the first names that differ: "),
     ],
 )
