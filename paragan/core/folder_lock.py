@@ -6,6 +6,7 @@ import fcntl
 import os
 import socket
 import time
+import weakref
 from pathlib import Path
 from typing import TextIO
 
@@ -16,11 +17,12 @@ ATTEMPT_INTERVAL_S = 0.01
 
 
 class FolderLock:
-    """The lock of a folder, as one process sees it."""
+    """The lock of a folder, as one process sees it. Its forked children do not hold it, and may outlive it."""
 
     def __init__(self, folder: Path):
         self.folder = folder
         self._file: TextIO | None = None
+        _locks.add(self)
 
     def acquire(self) -> bool:
         """Own the folder until this process ends, and make it if it does not exist. Return False if another does."""
@@ -41,6 +43,17 @@ class FolderLock:
         if self._file:
             self._file.close()
         self._file = None
+
+
+_locks = weakref.WeakSet[FolderLock]()
+
+
+def _release_in_child() -> None:
+    for lock in list(_locks):
+        lock.release()  # closes this process's descriptor: the lock itself stays with the parent
+
+
+os.register_at_fork(after_in_child=_release_in_child)
 
 
 def _lock(file: TextIO) -> bool:

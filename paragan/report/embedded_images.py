@@ -69,7 +69,7 @@ def make_gallery(run_dir: Path, max_chars: int) -> ImageGallery:
     grids = find_sample_grids(run_dir)
     reals = run_dir / "reals.png"
     chosen = [grids[i] for i in evenly_spaced(len(grids), MAX_GRIDS)]
-    files = {path: path.read_bytes() for _, path in [*chosen, (0, reals)] if path.exists()}
+    files = {path: path.read_bytes() for _, path in [*chosen, (0, reals)] if path.is_file()}
     large = max_chars
     small = max_chars
     if sum(_data_uri_length(len(data)) for data in files.values()) > max_chars:
@@ -83,8 +83,9 @@ def make_gallery(run_dir: Path, max_chars: int) -> ImageGallery:
     for path in [*(path for _, path in chosen), reals]:
         if path in files:
             images[path] = embed_png(path.name, files[path], large if path in (latest, reals) else small)
-    fakes = tuple((kimg, image) for kimg, path in chosen if (image := images[path]))
-    notes = [f"{path.name} is not a complete image and is left out." for path in images if not images[path]]
+    fakes = tuple((kimg, image) for kimg, path in chosen if (image := images.get(path)))
+    left_out = [path for path in [*(path for _, path in chosen), *images] if not images.get(path)]
+    notes = [f"{path.name} is not a complete image and is left out." for path in dict.fromkeys(left_out)]
     if len(chosen) < len(grids):
         notes.append(f"{len(chosen)} of the run's {len(grids)} grids.")
     if not all(image.is_original for image in images.values() if image):

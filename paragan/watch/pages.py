@@ -160,6 +160,7 @@ class LivePages:
         return render_page(
             "overview.html",
             cards=[card for card in cards if card],
+            unreadable=[(name, _address(name)) for name, card in zip(shown, cards) if not card],
             folders=[str(folder) for folder in self.folders],
             num_omitted=len(runs) - len(shown),
             live=LiveBar(state, tag, INTERVAL_S),

@@ -54,3 +54,18 @@ def test_whoever_looks_does_not_keep_a_process_from_locking(tmp_path):
         ended.set()
         for watcher in watchers:
             watcher.join()
+
+
+def test_a_forked_child_that_outlives_its_parent_holds_no_lock(tmp_path):
+    lock = FolderLock(tmp_path)
+    assert lock.acquire()
+    here, there = FORK.Pipe()
+    end = FORK.Event()
+    child = FORK.Process(target=lambda: (there.send("runs"), end.wait(60)))
+    child.start()
+    assert here.recv() == "runs"
+    assert lock_owner(tmp_path)  # the child has not released it for its parent
+    lock.release()
+    assert not lock_owner(tmp_path)
+    end.set()
+    child.join()

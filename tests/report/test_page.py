@@ -1,6 +1,7 @@
 import base64
 import io
 import json
+import os
 import re
 from html.parser import HTMLParser
 
@@ -203,10 +204,13 @@ def test_files_of_a_crashed_run(run_dir):
         file.write('{"Progress/kimg": 41, "Loss/G')
     (run_dir / "fakes000050.png").write_bytes((run_dir / "fakes000040.png").read_bytes()[:-20])
     (run_dir / "fakes000060.png").write_bytes(b"")
+    (run_dir / "fakes000070.png").symlink_to(run_dir / "of an archive that is not here")
+    os.mkfifo(run_dir / "fakes000080.png")
     words = parse_page(run_dir).words
     assert "40 of 40 kimg" in words
     assert "fakes000050.png is not a complete image" in words
-    assert "fakes000060.png is not a complete image" in words
+    for kimg in (60, 70, 80):
+        assert f"fakes{kimg:06d}.png is not a complete image" in words
     assert "at 40 kimg, the latest" in words
 
 

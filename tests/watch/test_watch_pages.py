@@ -254,7 +254,9 @@ def test_a_damaged_run_hides_no_other(tmp_path, always_fresh, held, name, conten
     else:
         (bad / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     browser = client(tmp_path)
-    assert "/runs/good/" in re.findall(r'class="run"><a href="([^"]+)"', browser.get("/").text)
+    text = browser.get("/").text
+    assert "/runs/good/" in re.findall(r'class="run"><a href="([^"]+)"', text)
+    assert 'href="/runs/bad/"' in text
     assert browser.get("/runs/bad/").status_code in (200, 404, 503)
 
 

@@ -82,7 +82,9 @@ def create_logger(entry: LoggerEntry) -> Logger:
         logger = _construct(name, settings)
     except UsageError as error:
         raise UsageError(f"--output.loggers={name}: {error}") from error
-    except (Exception, SystemExit) as error:  # importing a module may run any code
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # importing a module may run any code
         raise UsageError(
             f"--output.loggers={name}: {type(error).__name__}: {error}. Use the module:Class of a module "
             "that is installed or in the current folder"

@@ -53,6 +53,8 @@ class LoggerThread:
         self._lock = threading.Lock()
         self._pending = Counter[str]()
         self._dropped = Counter[str]()
+        self._method = "on_start"  # that is running
+        self._method_since_s = time.monotonic()
         self._has_failed = False
         self._is_abandoned = False  # the run has ended without it
         self._thread = threading.Thread(target=self._run, daemon=True, name=f"logger {name}")
@@ -80,37 +82,44 @@ class LoggerThread:
         if self._dropped:
             self._report(f"logger {self.name}: slower than the run; dropped {_format_counts(self._dropped)}")
         if self._is_abandoned:
+            seconds = time.monotonic() - self._method_since_s
             missing = f"; missing: {_format_counts(pending)}" if pending else ""
-            self._report(f"logger {self.name}: did not end in time{missing}")
+            self._report(f"logger {self.name}: did not end in time{missing}; in {self._method} for {seconds:.0f} s")
 
     def _run(self) -> None:
         """Body of the thread."""
         logger: Logger | None = None
-        method = "on_start"
         try:
             logger = self._create()
-            run_id = logger.on_start(self._info)
-            if run_id:
+            if run_id := logger.on_start(self._info):
+                if not isinstance(run_id, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+                    raise UsageError(
+                        f"on_start returned a {type(run_id).__name__}. Return the id of the run as a str, or None"
+                    )
                 self._save_run_id(run_id)
-            while method != "close":
+            while self._method != "close":
                 method, arguments = self._calls.get()
+                self._method, self._method_since_s = method, time.monotonic()
                 getattr(logger, method)(*arguments)
                 with self._lock:
                     self._pending[method] -= 1
-        except (Exception, SystemExit) as error:  # the code of a library or of the user may raise anything
+        except BaseException as error:  # the code of a library or of the user may raise anything
             with self._lock:
                 self._has_failed = True
             reason = describe_error(error)
             if not self._is_abandoned:
                 self._report(f"logger {self.name}: {reason}. It logs nothing more; training goes on")
-            if logger and method != "close":
-                with contextlib.suppress(Exception):
+            if logger and self._method != "close":
+                with contextlib.suppress(BaseException):
                     logger.close(reason)
 
 
 def describe_error(error: BaseException) -> str:
     """Return the first line of an error, with its class unless it is written for the user."""
-    lines = str(error).strip().splitlines()
+    try:
+        lines = str(error).strip().splitlines()
+    except Exception:  # of the user's class of errors
+        lines = []
     text = lines[0].rstrip(".") if lines else ""
     if isinstance(error, UsageError):
         return text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import threading
 import time
 from pathlib import Path
@@ -137,8 +138,53 @@ def test_a_slow_logger_does_not_delay_the_run(here, finished):
     assert time.monotonic() - start < 50
     (line,) = [line for line in result.out.splitlines() if "recorder:Slow" in line]
     assert line.startswith("logger recorder:Slow: did not end in time; missing: 10 ticks, 2 grids")
+    assert re.search(r"; in on_tick for \d+ s$", line)
     assert len(calls_of(here / "calls.jsonl", "tick")) == 10
     assert final_tensors(here / "run") == final_tensors(finished)
+
+
+class Unprintable(Exception):
+    def __str__(self) -> str:
+        raise ValueError("no text")
+
+
+class Raising(pg.Logger):
+    """Raises an error in its first tick, and another one when it is closed."""
+
+    def __init__(self, error: BaseException):
+        self.error = error
+
+    def on_tick(self, stats: Any, images: int) -> None:
+        raise self.error
+
+    def close(self, error: str = "") -> None:
+        raise SystemExit(3)
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (KeyboardInterrupt("x"), "KeyboardInterrupt: x"),
+        (BaseException("y"), "BaseException: y"),
+        (Unprintable(), "Unprintable"),
+    ],
+)
+def test_whatever_a_logger_raises_is_one_line(error, text):
+    lines: list[str] = []
+    loggers = LoggerSet([Raising(error)], pg.RunInfo("run", None, {}), lines.append, upload_s=60)
+    loggers.on_tick({}, 1)
+    loggers.close()
+    assert lines == [f"logger Raising: {text}. It logs nothing more; training goes on"]
+
+
+def test_the_id_of_a_run_is_text():
+    lines: list[str] = []
+    logger = pg.Logger()
+    with mock.patch.object(logger, "on_start", return_value=42):
+        loggers = LoggerSet([logger], pg.RunInfo("run", None, {}), lines.append, upload_s=60)
+        loggers.on_tick({}, 1)
+        loggers.close()
+    assert "on_start returned a int. Return the id of the run as a str, or None" in lines[0]
 
 
 class Gate(pg.Logger):
