@@ -45,10 +45,7 @@ def resolve_nets(config: Any, user_nets: Any, folder: Path) -> Any:
         with wrap_config_errors(folder):
             return from_dict(Nets, config)  # pyright: ignore
     if user_nets is None:
-        raise UsageError(
-            f"{folder}: trained with your own networks, which files never run. Use --nets {name}, in Python "
-            f"nets={name!r}"
-        )
+        raise UsageError(f"{folder}: trained with your own networks, which files never run. Use --nets {name}")
     if isinstance(user_nets, str):  # with the fields of training
         return load_user_nets(config | {"name": user_nets})
     return user_nets

@@ -168,10 +168,7 @@ def test_numbers_from_the_command_line(points, tmp_path, capsys):
     assert "examples.mixture:Nets" in expect_usage_error(capsys, "sample", run, "--out=a.png")
     assert "--nets" in expect_usage_error(capsys, "eval", run)
     assert "Use samples.npz" in expect_usage_error(capsys, "sample", run, nets, f"--out={tmp_path}/folder")
-    with advises(
-        "trained with your own networks, which files never run. Use --nets examples.mixture:Nets, in Python "
-        "nets='examples.mixture:Nets'"
-    ):
+    with advises("trained with your own networks, which files never run. Use --nets examples.mixture:Nets"):
         load_model(run)
     assert main(["train", str(run / "run.yaml"), "-n"]) == 0
     model = load_model(run, nets="examples.mixture:Nets")

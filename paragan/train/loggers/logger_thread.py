@@ -93,13 +93,12 @@ class LoggerThread:
             logger = self._create()
             if run_id := logger.on_start(self._info):
                 if not isinstance(run_id, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-                    raise UsageError(
-                        f"on_start returned a {type(run_id).__name__}. Return the id of the run as a str, or None"
-                    )
+                    raise TypeError(f"on_start returned {type(run_id).__name__}, not the id of the run as str, or None")
                 self._save_run_id(run_id)
             while self._method != "close":
                 method, arguments = self._calls.get()
-                self._method, self._method_since_s = method, time.monotonic()
+                self._method_since_s = time.monotonic()
+                self._method = method
                 getattr(logger, method)(*arguments)
                 with self._lock:
                     self._pending[method] -= 1

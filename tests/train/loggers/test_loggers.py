@@ -184,7 +184,7 @@ def test_the_id_of_a_run_is_text():
         loggers = LoggerSet([logger], pg.RunInfo("run", None, {}), lines.append, upload_s=60)
         loggers.on_tick({}, 1)
         loggers.close()
-    assert "on_start returned a int. Return the id of the run as a str, or None" in lines[0]
+    assert "TypeError: on_start returned int, not the id of the run as str, or None" in lines[0]
 
 
 class Gate(pg.Logger):
