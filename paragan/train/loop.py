@@ -90,9 +90,8 @@ def run_rounds(
                 on_stop(session)
                 if stop.failed:
                     raise RunError(stop.reason, same_on_all_ranks=True)
-                message = (
-                    f"{stop.reason}: stopped at {clock.kimg:.{1 if clock.kimg >= 10 else 3}f} kimg (step {clock.step})"
-                )
+                kimg = f"{clock.kimg:.1f}" if clock.kimg >= 10 else f"{clock.kimg:.3f}"
+                message = f"{stop.reason}: stopped at {kimg} kimg (step {clock.step})"
                 raise Interrupted(message, same_on_all_ranks=not session.world.is_main)  # rank 0 prints it
             with rollback_on_divergence(session.run.on_divergence.is_enabled, clock):
                 play_round(session)

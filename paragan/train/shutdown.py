@@ -24,7 +24,7 @@ from paragan.comm.world import World
 
 POLL_S = 0.2
 ANSWER_NOTICE_S = 4.0  # after a signal: the ranks that have not answered are named
-ROUND_NOTICE_S = 2.0  # after a signal: that the run stops after its round is said
+ROUND_NOTICE_S = 2.0  # after a signal: a line says that the round is finished first
 ANSWER_TIMEOUT_S = 20.0  # after a signal: waits for ranks that have not answered are ended
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 SignalHandler = Callable[[int, FrameType | None], None]

@@ -1,8 +1,8 @@
-"""Which connections of this process belong to a group that was formed a moment ago.
+"""Find the connections of a process group that was just formed, which torch does not expose.
 
-torch does not expose them. Among those that were opened meanwhile may be some of other threads: of a logger, or of a
-download. A connection between two ranks has an end at each of them. So every rank writes the ports of its candidates to
-the store, and those that no other rank knows do not belong to the group.
+While it forms, other threads may open connections too, such as those of a logger or a download. A connection between
+two ranks has one end at each of them. So every rank writes the ports of its new connections to the store; those that no
+other rank has written do not belong to the group.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def connections_of_group(
 ) -> set[SocketId]:
     """Return the candidates that have their other end at another rank of the group. All its ranks call this.
 
-    One port decides, since an address translation between the ranks may change that of the end which connected.
+    One matching port suffices: network address translation may change the port of the end that connected.
 
     Args:
         store: of the group.
@@ -51,5 +51,8 @@ def connections_of_group(
     while not store.check(keys):
         time.sleep(POLL_S)
     others = [ports for key in keys for ports in json.loads(store.get(key))]
-    near, far = {ports[0] for ports in others}, {ports[1] for ports in others}
-    return {socket_id for socket_id, (local, remote) in candidates.items() if remote in near or local in far}
+    local_ports = {local for local, _ in others}
+    remote_ports = {remote for _, remote in others}
+    return {
+        socket_id for socket_id, (local, remote) in candidates.items() if remote in local_ports or local in remote_ports
+    }
