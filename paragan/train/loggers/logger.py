@@ -17,7 +17,7 @@ class RunInfo:
     name   : of the run: that of its folder
     folder : the run folder; None in a loop of the user's own (`ScalingManager`)
     config : the record of the run, as in run.yaml
-    run_id : what `on_start` returned when the logger was started for this run before; "" at its first start
+    run_id : what `new_run_id` or `on_start` returned, now or at an earlier start; "" if neither has yet
     """
 
     name: str
@@ -40,6 +40,15 @@ class Logger:
     The argument `images` is the training time: how many real images D was trained on. After a resume, what was logged
     since the last checkpoint is logged again.
     """
+
+    def new_run_id(self, info: RunInfo) -> str:
+        """Choose the id of a new run, before `on_start` is called for the first time.
+
+        Returns:
+            The id, kept in the run folder at once, so that a run that is stopped while the logger starts continues
+            with it; "" if `on_start` returns the id.
+        """
+        return ""
 
     def on_start(self, info: RunInfo) -> str | None:
         """Start, or continue the run `info.run_id`.

@@ -8,6 +8,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from paragan.core.errors import UsageError
@@ -91,10 +92,12 @@ class LoggerThread:
         logger: Logger | None = None
         try:
             logger = self._create()
-            if run_id := logger.on_start(self._info):
-                if not isinstance(run_id, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-                    raise TypeError(f"on_start returned {type(run_id).__name__}, not the id of the run as str, or None")
-                self._save_run_id(run_id)
+            info = self._info
+            if not info.run_id and (run_id := logger.new_run_id(info)):
+                self._keep_run_id(run_id)
+                info = replace(info, run_id=run_id)
+            if run_id := logger.on_start(info):
+                self._keep_run_id(run_id)
             while self._method != "close":
                 method, arguments = self._calls.get()
                 self._method_since_s = time.monotonic()
@@ -111,6 +114,11 @@ class LoggerThread:
             if logger and self._method != "close":
                 with contextlib.suppress(BaseException):
                     logger.close(reason)
+
+    def _keep_run_id(self, run_id: object) -> None:
+        if not isinstance(run_id, str):
+            raise TypeError(f"the id of the run is {type(run_id).__name__}, not str")
+        self._save_run_id(run_id)
 
 
 def describe_error(error: BaseException) -> str:

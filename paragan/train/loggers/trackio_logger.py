@@ -21,15 +21,17 @@ class TrackioLogger(Logger):
         self._run: Any = None
         self._models: dict[str, Path] = {}
 
-    def on_start(self, info: RunInfo) -> str:
+    def new_run_id(self, info: RunInfo) -> str:
+        return f"{info.name}-{secrets.token_hex(2)}"
+
+    def on_start(self, info: RunInfo) -> None:
         self._run = trackio.init(
             project="paragan",
-            name=info.run_id or f"{info.name}-{secrets.token_hex(2)}",  # a run is found again by its name
+            name=info.run_id,  # a run is found again by its name
             config=dict(info.config),
             resume="allow",
             embed=False,
         )
-        return self._run.name
 
     def on_tick(self, stats: Mapping[str, float], images: int) -> None:
         self._run.log(dict(stats), step=images)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,10 @@ class WandbLogger(Logger):
         self._run: Any = None
         self._models: dict[str, Path] = {}
 
-    def on_start(self, info: RunInfo) -> str:
+    def new_run_id(self, info: RunInfo) -> str:
+        return secrets.token_hex(5)
+
+    def on_start(self, info: RunInfo) -> None:
         is_online = wandb.setup().settings.mode == "online"
         if is_online and not wandb.login(prompt=False, verify=False):  # init would wait for an answer on the terminal
             raise UsageError("--output.loggers=wandb: there is no API key. Use wandb login, or WANDB_MODE=offline")
@@ -38,7 +42,6 @@ class WandbLogger(Logger):
             settings=wandb.Settings(console="off"),  # it would replace sys.stdout
         )
         self._run.define_metric("*", step_metric=TIME_KEY)
-        return self._run.id
 
     def on_tick(self, stats: Mapping[str, float], images: int) -> None:
         self._run.log(dict(stats))

@@ -184,7 +184,31 @@ def test_the_id_of_a_run_is_text():
         loggers = LoggerSet([logger], pg.RunInfo("run", None, {}), lines.append, upload_s=60)
         loggers.on_tick({}, 1)
         loggers.close()
-    assert "TypeError: on_start returned int, not the id of the run as str, or None" in lines[0]
+    assert "TypeError: the id of the run is int, not str" in lines[0]
+
+
+class Chosen(pg.Logger):
+    """Chooses the id of its run, and does not start."""
+
+    def __init__(self) -> None:
+        self.started: list[str] = []
+
+    def new_run_id(self, info: pg.RunInfo) -> str:
+        return f"chosen {len(self.started)}"
+
+    def on_start(self, info: pg.RunInfo) -> None:
+        self.started.append(info.run_id)
+        raise OSError("the server is gone")
+
+
+def test_a_chosen_id_is_kept_though_the_logger_does_not_start(tmp_path):
+    logger = Chosen()
+    for _ in range(2):
+        loggers = LoggerSet([logger], pg.RunInfo("run", tmp_path, {}), lambda line: None, upload_s=60)
+        loggers.on_tick({}, 1)
+        loggers.close()
+    assert logger.started == ["chosen 0", "chosen 0"]
+    assert json.loads((tmp_path / "loggers.json").read_text()) == {"Chosen": "chosen 0"}
 
 
 class Gate(pg.Logger):
