@@ -10,13 +10,11 @@ hash are part of every score's protocol.
 import copy
 import difflib
 import hashlib
-import importlib
 import math
 import os
 import pickle
 import re
 import shutil
-import sys
 import urllib.request
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -30,6 +28,7 @@ from torch import Tensor, nn
 from paragan.core.devices import backend_of
 from paragan.core.errors import UsageError
 from paragan.core.image_shape import ImageSize
+from paragan.core.user_imports import import_attribute
 from paragan.eval import inception as network
 from paragan.eval import result_cache
 
@@ -199,12 +198,9 @@ def space_from_module(name: str, shape: tuple[int, ...]) -> FeatureSpace:
     Raises:
         UsageError: It cannot be imported, built or called, or returns no features.
     """
-    path, _, attribute = name.partition(":")
-    if "" not in sys.path and str(Path.cwd()) not in sys.path:
-        sys.path.append(str(Path.cwd()))
     expected = "a network from uint8 [N, C, H, W] to features [N, F], or a function that returns one"
     try:
-        value = getattr(importlib.import_module(path), attribute)
+        value = import_attribute(name)
         module = value if isinstance(value, nn.Module) else value()
         device = next(module.parameters(), torch.zeros(0)).device
         with torch.no_grad():
@@ -216,7 +212,7 @@ def space_from_module(name: str, shape: tuple[int, ...]) -> FeatureSpace:
     if not isinstance(features, Tensor) or features.ndim != 2 or len(features) != 2:
         actual = list(features.shape) if isinstance(features, Tensor) else type(features).__name__
         raise UsageError(f"space={name}: returned {actual} for 2 images, expected [2, F]. Use {expected}")
-    return module_features(attribute.rpartition(".")[2], module, features.shape[1], num_logits=num_logits)
+    return module_features(name.rpartition(":")[2], module, features.shape[1], num_logits=num_logits)
 
 
 def state_hash(module: nn.Module) -> str:
