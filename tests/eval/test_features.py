@@ -179,11 +179,11 @@ def own_space(monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(tmp_path)
 
 
-def test_space_from_user_code(own_space, tmp_path):
+def test_space_from_user_code(own_space):
     expected = "a network from uint8 [N, C, H, W] to features [N, F], or a function that returns one"
     with advises(f"space=own_space:wrong: returned [2, 3, 8, 8] for 2 images, expected [2, F]. Use {expected}"):
         features.space_from_module("own_space:wrong", (3, 8, 8))
-    missing = f"module 'own_space' ({tmp_path}/own_space.py) has no attribute 'no'"
+    missing = f"module 'own_space' ({sys.modules['own_space'].__file__}) has no attribute 'no'"
     with advises(f"space=own_space:no: AttributeError: {missing}. Use {expected}"):
         features.space_from_module("own_space:no", (3, 8, 8))
     with pytest.raises(UsageError, match="Use a network"):

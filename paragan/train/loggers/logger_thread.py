@@ -94,10 +94,10 @@ class LoggerThread:
             logger = self._create()
             info = self._info
             if not info.run_id and (run_id := logger.new_run_id(info)):
-                self._keep_run_id(run_id)
+                self._store_run_id(run_id)
                 info = replace(info, run_id=run_id)
             if run_id := logger.on_start(info):
-                self._keep_run_id(run_id)
+                self._store_run_id(run_id)
             while self._method != "close":
                 method, arguments = self._calls.get()
                 self._method_since_s = time.monotonic()
@@ -115,7 +115,7 @@ class LoggerThread:
                 with contextlib.suppress(BaseException):
                     logger.close(reason)
 
-    def _keep_run_id(self, run_id: object) -> None:
+    def _store_run_id(self, run_id: object) -> None:
         if not isinstance(run_id, str):
             raise TypeError(f"the id of the run is {type(run_id).__name__}, not str")
         self._save_run_id(run_id)
