@@ -1,4 +1,5 @@
 import hashlib
+import sys
 
 import pytest
 import torch
