@@ -80,7 +80,7 @@ def test_streamed_or_held_it_is_the_same_training(photos, streamed, tmp_path):
 def test_bad_images_are_listed_with_their_reasons(photos, streamed):
     (line,) = (streamed / "bad_files.txt").read_text().splitlines()
     name, reason = line.split("\t")
-    assert "1 images could not be used" in (streamed / "report.html").read_text()
+    assert "1 image could not be used and was" in (streamed / "report.html").read_text()
     assert name == str(photos / "a" / "020.png")
     assert reason
 

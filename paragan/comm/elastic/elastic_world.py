@@ -461,19 +461,17 @@ class ElasticWorld(World):
         """
         store = CancellableStore(self.store)
         deadline = self.liveness.active_s + max(STARTUP_TIMEOUT_S, 3 * self.liveness.timeout_s)
-        groups: list[Group] = []
+        formed: list[tuple[Group, set[SocketId]]] = []  # the group and its connections
         errors: list[CommunicationError] = []
-        connections: set[SocketId] | None = None
 
         def candidates() -> dict[SocketId, Ports]:
             return connections_since(sockets_before, [address.port for address in self.liveness.addresses.values()])
 
         def form_group() -> None:
-            nonlocal connections
             try:
                 group = new_gloo_group(store, name, rank, size, self.timeout_s, wait_thread)
                 connections = connections_of_group(store, name, rank, size, candidates())
-                groups.append(staged_on_host(group, self.device))
+                formed.append((staged_on_host(group, self.device), connections))
             except CommunicationError as error:
                 errors.append(error)
 
@@ -492,11 +490,11 @@ class ElasticWorld(World):
         finally:
             store.cancelled = True
             block_new_connections(open_sockets() - sockets_before)
-            new_sockets = set(candidates()) if connections is None else connections
+            new_sockets = formed[0][1] if formed else set(candidates())
             self._group_sockets = self._group_sockets | new_sockets  # not in place: another thread iterates over it
         if errors:
             raise errors[0]
-        return groups[0]
+        return formed[0][0]
 
     def pair_group(self, other: int) -> Group:
         """Form a gloo group of this rank and another one; see `World.pair_group`."""
