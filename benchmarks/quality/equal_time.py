@@ -54,6 +54,7 @@ COUNT = 10_000
 STOPPED_STATUS = 3  # of a run that a signal stopped
 POLL_S = 1.0
 GRID_ROWS, GRID_COLUMNS = 4, 10
+MINUTES_FILE = "processor_minutes.txt"  # of a run whose training has ended
 
 
 def join_parts(paths: Sequence[str], out: Path) -> Path:
@@ -61,7 +62,8 @@ def join_parts(paths: Sequence[str], out: Path) -> Path:
     if not out.exists():
         out.parent.mkdir(parents=True, exist_ok=True)
         parts = [np.load(path) for path in paths]
-        np.savez(out, **{name: np.concatenate([part[name] for part in parts]) for name in ("images", "labels")})
+        images, labels = (np.concatenate([part[name] for part in parts]) for name in ("images", "labels"))
+        np.savez(out, images=images, labels=labels)
     return out
 
 
@@ -71,23 +73,21 @@ def processor_seconds(process: subprocess.Popen[bytes]) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def train(folder: Path, settings: Sequence[str], minutes: float) -> dict[str, float]:
-    """Train a run for so many minutes of processor time; return what it took."""
+def train(folder: Path, settings: Sequence[str], minutes: float) -> None:
+    """Train a run for so many minutes of processor time, unless that was done before."""
+    trained = folder / MINUTES_FILE
+    if trained.exists() and float(trained.read_text()) == minutes:
+        return
     shutil.rmtree(folder, ignore_errors=True)  # of a run that was cut off: its time is not known
     command = [sys.executable, "-m", "paragan", "train", *settings, *FIXED, f"--run-dir={folder}"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    start = time.monotonic()
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, env=environment) as process:
-        seconds = 0.0
-        while seconds < 60 * minutes:
-            if process.poll() is not None:
-                raise SystemExit(f"{folder.name} ended with status {process.returncode}")
-            seconds = processor_seconds(process)
+        while process.poll() is None and processor_seconds(process) < 60 * minutes:
             time.sleep(POLL_S)
         process.send_signal(signal.SIGTERM)
         if process.wait() != STOPPED_STATUS:
             raise SystemExit(f"{folder.name} ended with status {process.returncode}")
-    return {"kimg": pg.load(folder).kimg, "processor_s": seconds, "wall_s": time.monotonic() - start}
+    trained.write_text(str(minutes))
 
 
 def score(folder: Path) -> dict[str, float]:
@@ -147,14 +147,16 @@ def main() -> None:
     rows: list[dict[str, Any]] = results["rows"]
     missing = [c for c in cases if not any((row["case"], row["seed"]) == (c, options.seed) for row in rows)]
 
-    def train_case(case: str) -> dict[str, float]:
+    def run_case(case: str) -> dict[str, Any]:
+        folder = folders[case]
         settings = (*CASES[case], f"--data={data}", *DATA_SETTINGS[options.data_set], f"--seed={options.seed}")
-        return train(folders[case], settings, options.minutes)
+        train(folder, settings, options.minutes)
+        row = {"case": case, "seed": options.seed, **count_numbers(folder), "kimg": pg.load(folder).kimg}
+        return row | score(folder)
 
     with ThreadPoolExecutor(options.jobs) as pool:
-        for case, taken in zip(missing, pool.map(train_case, missing)):
-            sizes = count_numbers(folders[case])
-            rows.append({"case": case, "seed": options.seed, **sizes, **taken, **score(folders[case])})
+        for row in pool.map(run_case, missing):
+            rows.append(row)
             print(rows[-1], flush=True)
             save_json(options.json, results)
     print(format_table(list(rows[0]), [[_format(value) for value in row.values()] for row in rows]))
