@@ -132,18 +132,13 @@ def _score_rows(runs: Sequence[ComparedRun]) -> Iterator[ScoreRow]:
         first_column, reference = filled[0]
         warnings: list[str] = []
         for column, series in filled:
-            if differences := _protocol_differences(series, reference):
+            if differences := series.incomparable_with(reference):
                 warnings.append(
                     f"{name} of {runs[column].name} ({series.protocol.label}) is not comparable with that of "
                     f"{runs[first_column].name} ({reference.protocol.label}): {'; '.join(differences)}."
                 )
         best_column = None if warnings else _best_column(filled)
         yield ScoreRow(name, describe_direction(reference), cells, best_column, tuple(warnings))
-
-
-def _protocol_differences(a: ScoreSeries, b: ScoreSeries) -> list[str]:
-    """Return the differences of protocol that make two scores not comparable."""
-    return a.protocol.differences(b.protocol, ignore=("seed",))
 
 
 def _most_comparable(series_by_run: Sequence[Sequence[ScoreSeries]]) -> tuple[ScoreSeries | None, ...]:
@@ -156,12 +151,12 @@ def _most_comparable(series_by_run: Sequence[Sequence[ScoreSeries]]) -> tuple[Sc
     def num_comparable(candidate: ScoreSeries) -> tuple[int, bool]:
         count = 0
         for series in series_by_run:
-            count += any(not _protocol_differences(one, candidate) for one in series)
+            count += any(not one.incomparable_with(candidate) for one in series)
         return count, candidate.is_current
 
     reference = max((one for series in series_by_run for one in series), key=num_comparable)
     return tuple(
-        next((one for one in series if not _protocol_differences(one, reference)), next(iter(series), None))
+        next((one for one in series if not one.incomparable_with(reference)), next(iter(series), None))
         for series in series_by_run
     )
 

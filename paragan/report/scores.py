@@ -83,6 +83,10 @@ class ScoreSeries:
     def last(self) -> RecordedScore:
         return self.scores[-1]
 
+    def incomparable_with(self, other: "ScoreSeries") -> list[str]:
+        """Return the differences of protocol that make the scores of two runs not comparable."""
+        return self.protocol.differences(other.protocol, ignore=("seed",))
+
     @property
     def direction(self) -> str | None:
         return score_direction(self.name)

@@ -25,7 +25,7 @@ from paragan.core.folder_lock import lock_owner
 from paragan.report.embedded_images import EmbeddedImage, latest_grid
 from paragan.report.page import LiveBar, render_page, render_run, summarize_run
 from paragan.report.run_data import RunData, read_run_data
-from paragan.report.scores import group_scores
+from paragan.report.scores import ScoreSeries, group_scores
 from paragan.watch.run_state import RunState, read_state
 
 INTERVAL_S = 5.0  # between two requests of an open page
@@ -59,7 +59,7 @@ class RunCard:
     address: str
     summary: dict[str, Any]
     state: RunState
-    scores: list[tuple[str, float]]
+    scores: list[ScoreSeries]
     findings: list[str]
     grid: tuple[int, EmbeddedImage] | None  # (kimg, image)
 
@@ -160,6 +160,7 @@ class LivePages:
         return render_page(
             "overview.html",
             cards=[card for card in cards if card],
+            incomparable=_incomparable_scores([card for card in cards if card]),
             unreadable=[(name, _address(name)) for name, card in zip(shown, cards) if not card],
             folders=[str(folder) for folder in self.folders],
             num_omitted=len(runs) - len(shown),
@@ -188,7 +189,7 @@ class _CachedPage:
 
 
 def _make_card(name: str, run_data: RunData, max_grid_chars: int) -> RunCard:
-    scores = [(one.name, one.last.value) for one in group_scores(run_data.scores) if one.is_current]
+    scores = [one for one in group_scores(run_data.scores) if one.is_current]
     findings = [f"{event.kind} at {event.kimg:g} kimg" for event in run_data.events]
     return RunCard(
         name=name,
@@ -199,6 +200,17 @@ def _make_card(name: str, run_data: RunData, max_grid_chars: int) -> RunCard:
         findings=findings[-3:],
         grid=latest_grid(run_data.path, max_grid_chars),
     )
+
+
+def _incomparable_scores(cards: Sequence[RunCard]) -> set[tuple[str, str]]:
+    """Return (run, score) where data or protocol differ from those of the first run with a score of this name."""
+    first: dict[str, ScoreSeries] = {}
+    return {
+        (card.name, one.name)
+        for card in cards
+        for one in card.scores
+        if one.incomparable_with(first.setdefault(one.name, one))
+    }
 
 
 def _stamp(folder: Path) -> str:

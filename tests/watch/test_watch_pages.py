@@ -5,6 +5,7 @@ import json
 import multiprocessing as mp
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -311,6 +312,20 @@ def test_a_folder_of_runs(tmp_path, always_fresh, held):
     held(tmp_path / "a")
     assert "2 runs, 1 of them training" in text_of(browser.get("/"))
     assert "18.5 s" in text_of(browser.get("/"))
+
+
+def test_scores_that_are_not_comparable_are_marked(tmp_path, always_fresh):
+    browser = client(tmp_path)
+    for name, data, value, seconds in (("a", "digits", 1.5, 3), ("b", "digits", 2.5, 2), ("c", "letters", 3.5, 1)):
+        run = make_run(tmp_path / name)
+        os.utime(run / "run.yaml", (seconds, seconds))
+        row = {"name": "fd_pixels", "value": value, "kimg": 3, "protocol": {"data": data}, "fingerprint": data}
+        (run / "metrics.jsonl").write_text(json.dumps(row) + "\n")
+    text = text_of(browser.get("/"))
+    assert re.findall(r"fd_pixels (\S+(?: \*)?)", text) == ["1.5", "2.5", "3.5 *"]
+    assert "* Not comparable with this score of the first run that has it" in text
+    shutil.rmtree(tmp_path / "c")
+    assert "Not comparable" not in text_of(browser.get("/"))
 
 
 def test_folders_of_one_name_are_told_apart(tmp_path):
