@@ -10,6 +10,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 MAX_README_WORDS = 900
+PAGE_IN_CODE = re.compile(r"docs/[\w/]+\.md")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 
 
@@ -30,6 +31,13 @@ def test_links_resolve(document: Path):
         if not target.exists() or (anchor and anchor not in anchors(target.read_text("utf-8"))):
             missing.append(link)
     assert not missing
+
+
+def test_pages_that_code_names_exist():
+    files = [path for folder in ("paragan", "benchmarks", "examples") for path in (ROOT / folder).rglob("*.py")]
+    named = {page for path in files for page in PAGE_IN_CODE.findall(path.read_text("utf-8"))}
+    assert "docs/lost_ranks.md" in named
+    assert [page for page in sorted(named) if not (ROOT / page).is_file()] == []
 
 
 def test_the_map_links_every_page():

@@ -1,6 +1,6 @@
 """Networks and objectives that the user defines: `module:Class` in a run, or objects from Python.
 
-What such classes may define is read here, in one place (docs/custom.md)."""
+What such classes may define is read here, in one place (docs/custom_code.md)."""
 
 from __future__ import annotations
 
