@@ -26,6 +26,7 @@ from paragan.losses.distribution_matching import DistributionMatching
 from paragan.models.autoencoder import output_converter
 from paragan.models.diffusion_teacher import load_denoiser, student_nets, teacher_weights_dir
 from paragan.models.model import find_init_model_dir
+from paragan.models.teacher_encoding import check_same_encoding
 from paragan.models.weights_fingerprint import weights_fingerprint
 from paragan.nets import DenoiserConfig, Spec
 from paragan.nets.conditioning import resolve_d_conditioning
@@ -79,6 +80,8 @@ def prepare(run: Run, ranks: int = 1, dataset: Dataset | None = None, *, check_p
             "data, and leave dataset out"
         )
     output_converter(dataset)  # refuses latents without their decoder
+    if run.distill_from:
+        check_same_encoding(Path(run.distill_from), dataset.encoding)
     run = with_nets_of_teacher(run, make_spec(run.data, dataset))
     run = replace(resolve(run, dataset), fingerprints=fingerprint_inputs(run, dataset))
     if check_parts:

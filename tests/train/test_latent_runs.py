@@ -270,3 +270,30 @@ def test_two_ranks_train_as_one(work, pool):
     one = tiny_run.play_rounds(run, 4)
     other = pool(2, lambda world: tiny_run.play_rounds(run, 4, world))[0]
     assert tiny_run.relative_distance(other, one, "G/") < 2e-4
+
+
+EDM = ("--nets.widths=[8, 8]", "--nets.blocks=1", "--nets.latent=16", "--batch=16", "--device.threads=1")
+
+
+def test_a_student_learns_on_the_latents_of_its_teacher(work):
+    diffusion = run_cli(
+        "train", "diffusion", "--data=latents.npz", *EDM, SHORT, "--evaluation.metrics=[]", "--run-dir=t"
+    )
+    assert diffusion.status == 0, diffusion.err
+    with np.load("latents.npz") as archive:
+        arrays = dict(archive)
+    encoding = json.loads(str(arrays["encoding"]))
+    arrays["encoding"] = np.array(json.dumps(encoding | {"mean": [mean + 1 for mean in encoding["mean"]]}))
+    np.savez("shifted.npz", **arrays)
+
+    nets = {"name": "edm", "steps": 1, "critic": "score"}
+
+    def distill(data: str) -> Run:
+        settings = {"data": {"path": data}, "distill_from": "t", "objective": "distribution_matching", "nets": nets}
+        return prepare(from_dict(Run, settings)).run
+
+    with advises(". Use the data that it was trained on"):
+        distill("shifted.npz")
+    with pytest.raises(UsageError, match="distill_from=t: makes latents of .*, and the data are images"):
+        distill("few.npz")
+    assert distill("latents.npz").distill_from == "t"
