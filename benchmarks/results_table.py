@@ -28,6 +28,7 @@ COMMANDS = {  # of every result: a module of benchmarks/ and its arguments
     "distillation_digits": "quality.distillation digits --cases DMD2",
     "dqgan_workers": "quality.workers_speedup",
     "engines": "resilience.engines",
+    "equal_time_fashion": "quality.equal_time fashion --data fashion_mnist.npz",
     "examples": "quality.examples",
     "families_step": "speed.families",
     "fd_penalty": "speed.fd_penalty",

@@ -121,3 +121,23 @@ def quality(sngan: Any, sngan_bf16: Any, biggan: Any) -> Iterator[Statement]:
     diversity = {precision: scores["diversity"] for precision, scores in biggan["cases"].items()}
     worst = diversity["float32"][0]
     yield "diversity ({:.3f}; the worst seed of float32 has {:.3f}", diversity["bf16"][1], worst
+
+
+@PAGE.states("equal_time_fashion")
+def equal_time(fashion: Any) -> Iterator[Statement]:
+    labels = {
+        "SNGAN": "`sngan`, width 32",
+        "StyleGAN2": "`stylegan2`, at most 64 channels",
+        "GAT": "`gat-tiny-cifar10`",
+    }
+    for row in fashion["rows"]:
+        text = (
+            f"| Fashion-MNIST | {labels[row['case']]} | {{:.2f}}M, {{:.2f}}M | {{:.0f}} | {{:.2f}} "
+            "| {:.2f}, {:.2f} | {:.0f} % |"
+        )
+        sizes = row["g_numbers"] / 1e6, row["d_numbers"] / 1e6
+        quality = row["fd_resnet20"], row["precision_resnet20"], row["recall_resnet20"], 100 * row["accuracy_resnet20"]
+        yield text, *sizes, row["kimg"], *quality
+    yield "is at the start of its training after {:.0f} kimg", fashion["rows"][-1]["kimg"]
+    yield "each trained for {:.0f} minutes of processor time", fashion["minutes"]
+    yield "of {:,.0f} images;", fashion["count"]
