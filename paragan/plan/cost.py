@@ -50,8 +50,9 @@ class RunCost:
             f"tensors take {format_bytes(self.peak_bytes)} of memory on a rank",
         ]
         for sender, traffic in self.traffic.items():
-            megabytes = traffic.sent_bytes / 1e6
-            lines.append(f"{sender} sends {megabytes:.3g} MB in {traffic.messages} messages per round")
+            is_rare = traffic.sent_bytes > 0 and traffic.messages == 0  # a mean that was rounded
+            messages = "less than one message" if is_rare else f"{traffic.messages} messages"
+            lines.append(f"{sender} sends {traffic.sent_bytes / 1e6:.3g} MB in {messages} per round")
         return lines
 
 

@@ -233,6 +233,8 @@ def test_a_dry_run_shows_the_traffic_of_ranks():
     one, two = (run_cli("train", *TINY_RUN_ARGS, "-n", f"--ranks={n}").out for n in (1, 2))
     assert "# each rank sends 0 MB" in one
     assert "# each rank sends 0 MB" not in two
+    seldom = run_cli("train", *TINY_RUN_ARGS, "--strategy.sync_period=32", "-n", "--ranks=2").out
+    assert re.search(r"# each rank sends 0.0\d+ MB in less than one message per round", seldom)
     teams = run_cli("train", *TINY_RUN_ARGS, "--strategy=async", "-n", "--ranks=2").out
     assert "# a rank of G sends" in teams
     assert "# a rank of D sends" in teams
