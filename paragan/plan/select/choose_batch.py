@@ -52,8 +52,9 @@ def choose_batch(run: Run, profile: Profile, world: World, batches: Sequence[int
         shared_by = world.launch_info.local_size if profile.device.kind == "cpu" else 1
         goal = Goal(run.kimg, memory_bytes=profile.device.memory_bytes // shared_by)
         plan = compare_strategies(planned, candidates, profile, links, world.size, goal, batches=batches)
-        noise = min(scale.images for scale in profile.noise_scale.values())
-        reason = f"batch {plan.best.batch} of {', '.join(map(str, batches))}: the gradient noise scale is {noise:.3g}"
+        player, noise = min(profile.noise_scale.items(), key=lambda item: item[1].images)
+        choice = f"batch {plan.best.batch} of {', '.join(map(str, batches))}"
+        reason = f"{choice}: the noise scale of {player}'s gradient, the smaller one, is {noise.images:.3g} images"
         return json.dumps([plan.best.batch, reason])
 
     batch, reason = json.loads(world.all_gather_str(on_all_ranks(world, compare, EXTRA_TIMEOUT_S))[0])
