@@ -78,11 +78,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except RuntimeError as error:
+        if not _is_out_of_memory(error):
+            raise
+        reason = str(error).partition(". GPU")[0]
+        return _report_error(2, f"{reason}. Use a smaller --batch, or a device with more memory", main_rank_only=False)
     except OSError as error:
         if error.errno == errno.ENAMETOOLONG:
             message = f"{error.filename}: too long for the name of a file. Use at most {MAX_NAME_LENGTH} characters"
             return _report_error(2, message, main_rank_only=False)
         return _report_error(1, str(error), main_rank_only=False)
+
+
+def _is_out_of_memory(error: RuntimeError) -> bool:
+    """Return whether the device had too little memory, without importing torch."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(error, torch.OutOfMemoryError)
 
 
 def _report_error(status: int, message: str, main_rank_only: bool) -> int:

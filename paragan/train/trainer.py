@@ -193,10 +193,26 @@ def train(
     dataset = prepared.dataset
     with open_remote_run(request.address, run.output.upload_s, world, console) as remote:
         if decide:
-            run = decide(run, dataset, world, request, console)
+            run = _decide_settings(decide, run, dataset, world, request, console, explain)
             set_process_options(run.device, world)
         console.print(dataset.describe())
         return train_prepared(run, dataset, world, request, console, explain, remote)
+
+
+def _decide_settings(
+    decide: DecideFn,
+    run: Run,
+    dataset: Dataset,
+    world: World,
+    request: RunDirRequest,
+    console: RunConsole,
+    explain: ExplainFn | None,
+) -> Run:
+    try:
+        return decide(run, dataset, world, request, console)
+    except torch.OutOfMemoryError as error:
+        reason = str(error).partition("\n")[0]
+    raise _out_of_memory(run, dataset, world, reason, explain)
 
 
 def train_prepared(
@@ -255,9 +271,19 @@ def train_in_dir(
         except torch.OutOfMemoryError as error:
             reason = str(error).partition("\n")[0]
             break
-    # not inside `except`: the error holds the tensors of the run, and which settings fit is tried on the device
+    raise _out_of_memory(run, dataset, world, reason, explain)
+
+
+def _out_of_memory(
+    run: Run, dataset: Dataset, world: World, reason: str, explain: ExplainFn | None
+) -> DeviceOutOfMemory:
+    """Return the error of a run that does not fit, and tell the other ranks.
+
+    Not to be called inside `except`: the error of torch holds the tensors of the run, and which settings fit is tried
+    on the device.
+    """
     error = explain(run, dataset, world, reason) if explain else DeviceOutOfMemory(reason)
-    raise DeviceOutOfMemory(world.report_failure(error))
+    return DeviceOutOfMemory(world.report_failure(error))
 
 
 def train_from_checkpoint(

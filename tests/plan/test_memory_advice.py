@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 
 import pytest
+import torch
 
 import standin
 from advice import ROOT, Case
+from paragan.cli import plan_tune
 from paragan.core.devices import BACKENDS
 from processes import run_cli, train_args, train_tiny
 from standin import memory
@@ -60,6 +62,32 @@ def test_a_run_that_is_too_large_for_its_device_ends_with_settings_that_fit(limi
     assert float(match[1]) == pytest.approx(2.5, abs=0.3)
     for number, options in enumerate(advised_options(result.err)):
         train_tiny(tmp_path / f"{number}", *SETTINGS, *options)
+
+
+@pytest.mark.slow
+def test_a_run_whose_settings_cannot_be_measured_ends_with_settings_that_fit(limit_memory, tmp_path):
+    limit_memory(1_700_000)
+    result = run_cli(*train_args(tmp_path / "run", *SETTINGS, "--device.tune=measured"))
+    assert result.status == 2
+    assert re.search(r"paragan: --batch=64: needs about .* Use --batch=\d+, .*\n", result.err), result.err
+    train_tiny(tmp_path / "smaller", *SETTINGS, *advised_options(result.err)[0])
+
+
+def test_other_commands_fit_as_advised(monkeypatch):
+    def tune(run, *_):
+        if run.batch > 4:
+            raise torch.OutOfMemoryError(
+                "CUDA out of memory. Tried to allocate 2.00 MiB. GPU 0 has a total of 1.00 MiB"
+            )
+        return ["tuned"]
+
+    monkeypatch.setattr(plan_tune, "format_tuning", tune)
+    case = Case("", "Use a smaller --batch, or a device with more memory", ("--batch=4",))
+    plan = ("plan", "digits", "--tune", "--lanes=2")
+    result = run_cli(*plan, "--batch=64")
+    assert result.status == 2
+    assert result.err == f"paragan: CUDA out of memory. Tried to allocate 2.00 MiB. {case.advice}\n"
+    assert run_cli(*plan, *case.follow).out == "tuned\n"
 
 
 @pytest.mark.slow

@@ -294,6 +294,6 @@ def test_a_student_learns_on_the_latents_of_its_teacher(work):
 
     with advises(". Use the data that it was trained on"):
         distill("shifted.npz")
-    with pytest.raises(UsageError, match="distill_from=t: makes latents of .*, and the data are images"):
+    with pytest.raises(UsageError, match=r"distill_from=t: makes latents of .*, and the data are images"):
         distill("few.npz")
     assert distill("latents.npz").distill_from == "t"
