@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import stat
 import zlib
@@ -131,7 +132,15 @@ class CheckpointFolder:
         except OSError as problem:
             return problem
         self._remove_old(target)
+        self._remove_abandoned()
         return None
+
+    def _remove_abandoned(self) -> None:
+        """Remove what saves that a lost rank interrupted left behind: of members before these."""
+        for path in self.folder.glob(".writing-*"):
+            match = re.fullmatch(r"\.writing-\d+-(\d+)", path.name)
+            if match and int(match[1]) < self.world.membership_epoch:
+                shutil.rmtree(path, ignore_errors=True)
 
     def _rename_part(self, staging: Path, target: Path) -> OSError | None:
         """Give the part of this rank its name where rank 0 does not see it. Returns the error, if there is one."""

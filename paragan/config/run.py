@@ -217,3 +217,14 @@ def may_change_on_resume(name: str) -> bool:
         "strategy.wait_for_all",
     )
     return any(name == field or name.startswith(field + ".") for field in fields)
+
+
+def may_differ_when_joining(name: str) -> bool:
+    """Return whether a rank may differ in this dotted field from those whose training it joins.
+
+    What follows a round (lines, samples, scores, checkpoints, the end) is done by all ranks together.
+    """
+    return may_change_on_resume(name) and name.partition(".")[0] not in (
+        *("kimg", "output", "evaluation"),
+        *("health", "on_divergence", "strategy"),
+    )

@@ -71,11 +71,12 @@ class ElasticTrainer:
     _reported: set[ServerAddress] = field(default_factory=set[ServerAddress], init=False)  # that cannot be reached
     _snapshot: RoundSnapshot = field(default_factory=RoundSnapshot, init=False)  # not used where each keeps its own
 
-    def train(self, session: Session, callbacks: list[Callback], on_finish: Callback) -> None:
+    def train(self, session: Session, callbacks: list[Callback], write_again: Callback) -> None:
         """Train until the clock is done, in spite of ranks that are lost or join.
 
         Args:
-            on_finish: called again at the end if a rank was lost while the end of the run was written.
+            write_again: writes the checkpoint and scores of this step, if they are due. Called where each rank keeps
+                its own players, and one was lost that may have interrupted them.
 
         Raises:
             Interrupted: too few ranks are left; a checkpoint was written.
@@ -100,11 +101,12 @@ class ElasticTrainer:
                         session = self._adopt_membership(session, new_membership)
                         self._log_membership(session, new_membership, members)
                         members = new_membership.members
-                        repeats = replays and new_membership.after_loss and session.clock.step > 0
+                        after_loss = new_membership.after_loss and session.clock.step > 0
+                        repeats = replays and after_loss
                         new_membership = None
                         stop.attach_to_world()
-                        if session.clock.is_done and not replays:
-                            on_finish(session)
+                        if after_loss and not replays:
+                            write_again(session)
                     # A rank whose admission failed is admitted after another tick, so that training goes on.
                     every_round = [*callbacks, self._admit_joiners]
                     run_rounds(session, every_round, self.checkpoint_callback.save, stop, callbacks if repeats else ())
@@ -114,7 +116,7 @@ class ElasticTrainer:
                 except CommunicationError as error:
                     if replays and isinstance(error, NonFiniteMessage):
                         raise  # on all ranks: the round would break again
-                    new_membership = self._continue_without(session, error, stop.reason)
+                    new_membership = self._continue_without(session, error, stop.reason, members)
 
     def _admit_joiners(self, session: Session) -> None:
         """Callback: admit the ranks that asked to join, every tick."""
@@ -136,11 +138,14 @@ class ElasticTrainer:
                     f"rank {rank} asks to join, and rank {self.world.original_rank} cannot reach {where}"
                 )
 
-    def _continue_without(self, session: Session, error: CommunicationError, stop_reason: str) -> Membership:
+    def _continue_without(
+        self, session: Session, error: CommunicationError, stop_reason: str, previous_members: Iterable[int]
+    ) -> Membership:
         """Form a group of the ranks that are left. If they are too few, write a checkpoint and raise Interrupted.
 
         Args:
             stop_reason: why the run was asked to stop, which may be why others have ended; "" if it was not.
+            previous_members: those before this loss.
         """
         strategy = session.run.strategy
         step = session.clock.step
@@ -157,6 +162,8 @@ class ElasticTrainer:
             suffix = ""
             if membership.partitioned:  # other ranks may be training on: they must not find this checkpoint
                 suffix = "-ranks-" + "-".join(map(str, membership.members))
+            elif self.world.is_main:
+                self._append_membership(session, membership, previous_members)
             path = self.checkpoint_callback.save(session, suffix)
             step = session.clock.step
             reason = f"{stop_reason}: {quorum_error}" if stop_reason else str(quorum_error)
@@ -227,21 +234,28 @@ class ElasticTrainer:
         """Append a line to members.jsonl and print one."""
         if not self.world.is_main:
             return
-        members = list(membership.members)
-        previous = set(previous_members)
-        lost = sorted(previous - set(members))
-        joined = [r for r in membership.without_state if not (membership.after_loss and r in previous)]
-        kimg = session.clock.kimg
-        row = {"kimg": kimg, "step": membership.step, "members": members, "lost": lost, "joined": joined}
-        JsonlFile(self.run_dir.path / "members.jsonl").append(row)
+        lost, joined = self._append_membership(session, membership, previous_members)
         changes: list[str] = []
         if lost:
             changes.append(f"rank {_format_ranks(lost)} lost")
         if joined:
             changes.append(f"rank {_format_ranks(joined)} joined")
+        remaining = _format_ranks(membership.members)
         self.console.print(
-            f"{kimg:.1f} kimg: {', '.join(changes) or 'a link broke'}; going on with rank {_format_ranks(members)}"
+            f"{session.clock.kimg:.1f} kimg: {', '.join(changes) or 'a link broke'}; going on with rank {remaining}"
         )
+
+    def _append_membership(
+        self, session: Session, membership: Membership, previous_members: Iterable[int]
+    ) -> tuple[list[int], list[int]]:
+        """Append a line to members.jsonl. Returns the ranks that were lost and that joined."""
+        members = list(membership.members)
+        previous = set(previous_members)
+        lost = sorted(previous - set(members))
+        joined = [r for r in membership.without_state if not (membership.after_loss and r in previous)]
+        row = {"kimg": session.clock.kimg, "step": membership.step, "members": members, "lost": lost, "joined": joined}
+        JsonlFile(self.run_dir.path / "members.jsonl").append(row)
+        return lost, joined
 
 
 def send_state_to_joiners(

@@ -15,7 +15,7 @@ from typing import Any
 
 from paragan.comm.elastic.kv_store import ServerAddress
 from paragan.config.resolve import fill_strategy_defaults
-from paragan.config.run import Run, may_change_on_resume, to_saved_dict
+from paragan.config.run import Run, may_change_on_resume, may_differ_when_joining, to_saved_dict
 from paragan.config.sections import DataOptions, InputFingerprints
 from paragan.core.atomic_write import create_exclusive
 from paragan.core.errors import UsageError
@@ -286,11 +286,13 @@ def _has_field(run: Run, name: str) -> bool:
     return True
 
 
-def config_changes(previous: dict[str, Any], run: Run) -> list[tuple[str, Any, Any]]:
+def config_changes(
+    previous: dict[str, Any], run: Run, may_differ: Callable[[str], bool] = may_change_on_resume
+) -> list[tuple[str, Any, Any]]:
     """Return the fields that make a run another one than that of a record: (name, value there, value now)."""
     with contextlib.suppress(UsageError):
         previous = to_saved_dict(fill_strategy_defaults(from_dict(Run, previous)))
-    changes = [change for change in diff(previous, to_saved_dict(run)) if not may_change_on_resume(change[0])]
+    changes = [change for change in diff(previous, to_saved_dict(run)) if not may_differ(change[0])]
     changes = [change for change in changes if not _has_same_content(previous, run.fingerprints, change[0])]
     if previous.get("auto_choice", {}).get("ranks") and run.auto_choice.ranks:
         # --strategy auto may choose other settings of the same strategy for another number of ranks
@@ -313,6 +315,15 @@ def check_same_run(previous: dict[str, Any], run: Run, path: Path) -> None:
         require_current_format(path)
         listed = "; ".join(f"{name} was {before!r}, is {now!r}" for name, before, now in changes[:8])
         raise UsageError(f"{path}: holds another run: {listed}. Use its settings, or another --run-dir")
+
+
+def check_joins_run(previous: dict[str, Any], run: Run, path: Path) -> None:
+    """Raise UsageError if a rank cannot join others that train the run of a record, and name the fields that differ."""
+    check_same_run(previous, run, path)
+    changes = config_changes(previous, run, may_differ_when_joining)
+    if changes:
+        listed = "; ".join(f"{name} is {there!r} there, {here!r} here" for name, there, here in changes[:8])
+        raise UsageError(f"{path}: other ranks train it with other settings: {listed}. Use the same command on all")
 
 
 def check_same_inputs(previous: dict[str, Any], run: Run, path: Path) -> None:

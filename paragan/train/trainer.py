@@ -24,7 +24,7 @@ from paragan.comm.launch_info import LaunchInfo
 from paragan.comm.sockets import is_listening
 from paragan.comm.world import World
 from paragan.config.resolve import make_spec
-from paragan.config.run import Run, to_saved_dict
+from paragan.config.run import Run, may_differ_when_joining, to_saved_dict
 from paragan.config.validate import (
     describe_unused_length,
 )
@@ -52,7 +52,7 @@ from paragan.train.prepare import prepare, prepare_on_all_ranks
 from paragan.train.rank_agreement import locked_run_dir, on_all_ranks
 from paragan.train.remote_run.remote_run import RemoteRun, open_remote_run
 from paragan.train.run_dir import RunDir
-from paragan.train.run_dir_selection import RunDirRequest, check_same_run, config_changes, find_live_runs
+from paragan.train.run_dir_selection import RunDirRequest, check_joins_run, config_changes, find_live_runs
 from paragan.train.session import (
     Callback,
     Session,
@@ -132,22 +132,16 @@ class TrainJob:
         """Return the run in a folder if it is the one asked for, else None.
 
         Raises:
-            UsageError: the folder was named with --run-dir and holds another run, schedule or data.
+            UsageError: the folder was named with --run-dir, and is trained with other settings or data.
         """
         previous = run_dir.read_run_config() or {}
         prepared = prepare(self.run, self.launch_info.size)
         run = prepared.run
         dataset = prepared.dataset
         if self.request.run_dir:
-            check_same_run(previous, run, run_dir.path)
-        elif config_changes(previous, run):
+            check_joins_run(previous, run, run_dir.path)
+        elif config_changes(previous, run, may_differ_when_joining):
             return None
-        has_schedule = run.g.ends_with_run or run.d.ends_with_run
-        if has_schedule and previous.get("kimg") != run.kimg:
-            raise UsageError(
-                f"--kimg {run.kimg:g}: the learning rates in {run_dir.path} fall until {previous.get('kimg')} kimg. "
-                f"Use --kimg {previous.get('kimg')}"
-            )
         if fingerprint != dataset.fingerprint:
             raise UsageError(
                 f"--data {run.data.redacted_path}: not the images that {run_dir.path} is trained on. Use those"
@@ -339,7 +333,7 @@ def run_session(
             callbacks.loggers,
             lambda s: rebind_to_world(s.run, world, dataset, s.game, s.clock),
         )
-        trainer.train(session, in_order, callbacks.finish)
+        trainer.train(session, in_order, callbacks.write_again)
     else:
         console.start(session.clock.kimg, session.run.total_images / 1000)
 
@@ -363,8 +357,8 @@ class Callbacks:
     bad_files: BadFilesCallback
     loggers: LoggerSet
 
-    def finish(self, session: Session) -> None:
-        """Write what the end of a run leaves, again if a rank was lost while it was written."""
+    def write_again(self, session: Session) -> None:
+        """Write the checkpoint and scores of this step, if they are due: a lost rank may have interrupted them."""
         self.checkpoint.forget_saved_step()
         self.checkpoint(session)
         self.scoring(session)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -351,21 +351,23 @@ def test_longer_run_without_a_schedule_prints_no_warning(tmp_path):
     assert "schedule" not in longer.out
 
 
-@pytest.mark.parametrize("schedule", ["constant", "linear"])
-def test_a_rejoining_rank_is_accepted_with_the_end_and_the_data_of_the_advice(tmp_path, schedule):
+@pytest.mark.parametrize("setting", ["kimg=2", "output.tick_kimg=0.5", "evaluation.count=16", "strategy.min_ranks=1"])
+def test_a_rank_that_joins_has_the_settings_and_the_data_of_the_others(tmp_path, setting):
     images = load_data("digits", resolution=8)
-    longer = tiny_run.make_run(f"g.schedule={schedule}", "kimg=2", "evaluation.metrics=[]")
+    settings = ("kimg=1", "strategy.peer_timeout_s=3", "evaluation.metrics=[fd]")
     folder = RunDir(tmp_path)
-    running = resolve(tiny_run.make_run(f"g.schedule={schedule}", "kimg=1", "evaluation.metrics=[]"), images)
-    folder.write_run_config(to_saved_dict(running))
-    training = TrainJob(longer, LaunchInfo(), RunDirRequest())
-    if schedule == "linear":
-        with advises(f"--kimg 2: the learning rates in {tmp_path} fall until 1.0 kimg. Use --kimg 1.0"):
-            training._match_running_run(folder, images.fingerprint)
-        training.run = dataclasses.replace(longer, kimg=1.0)
+    folder.write_run_config(to_saved_dict(resolve(tiny_run.make_run(*settings), images)))
+    name, _, value = setting.partition("=")
+    other = TrainJob(tiny_run.make_run(*settings, setting), LaunchInfo(), RunDirRequest(run_dir=tmp_path))
+    same = TrainJob(tiny_run.make_run(*settings, "device.threads=1"), LaunchInfo(), RunDirRequest(run_dir=tmp_path))
+    with advises("Use the same command on all") as refused:
+        other._match_running_run(folder, images.fingerprint)
+    assert re.search(rf"other settings: {name} is \S+ there, {value}(\.0)? here\.", str(refused.value))
     with advises(f"--data digits: not the images that {tmp_path} is trained on. Use those"):
-        training._match_running_run(folder, "of other images")
-    assert training._match_running_run(folder, images.fingerprint).run_dir is folder
+        same._match_running_run(folder, "of other images")
+    assert same._match_running_run(folder, images.fingerprint).run_dir is folder
+    other.request = RunDirRequest()
+    assert other._match_running_run(folder, images.fingerprint) is None  # a numbered folder may be another job's
 
 
 def test_unknown_policy_lists_the_known_ones():

@@ -176,11 +176,39 @@ def test_last_rank_stops_with_a_checkpoint_for_all(tmp_path, processes):
     ranks.send_signal(signal.SIGKILL, 0, 1, 3)
     assert ranks.started[2].wait() == 3
     assert "rank 0, 1, 3 have ended: no other rank remains" in ranks.started[2].err
+    assert (ranks.events()[-1]["members"], ranks.events()[-1]["lost"]) == ([2], [0, 1, 3])
     assert len(list_checkpoints(ranks.run)) == 1
     ranks.port = str(free_port())
     for rank in range(4):
         ranks.restart(rank)
     ranks.assert_finished(0, 1, 2, 3, last_step=SHORT_LAST_STEP)
+
+
+DIES_WHILE_IT_WRITES = """
+import os, signal
+from paragan.comm import checkpoint_files
+write_synced = checkpoint_files._write_synced
+
+def write_and_die(path, data):
+    if os.environ["RANK"] == "3" and "00000020" in str(path):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return write_synced(path, data)
+
+checkpoint_files._write_synced = write_and_die
+"""
+
+
+@pytest.mark.slow
+def test_a_checkpoint_that_a_loss_interrupts_is_written_again(tmp_path, processes):
+    """And the scores that were to follow it."""
+    times = "--output.checkpoint_kimg=0.32", "--evaluation.every_kimg=0.32", "--kimg=0.64"
+    ranks = GossipRanks(tmp_path / "run", processes, *times, patch=DIES_WHILE_IT_WRITES)
+    assert [ranks.started[rank].wait(120) for rank in range(3)] == [0, 0, 0]
+    assert ranks.events()[0]["lost"] == [3]
+    assert [path.name for path in list_checkpoints(ranks.run)] == ["00000020", "00000040"]
+    assert not list(ranks.run.glob("checkpoints/.writing-*"))
+    scores = [json.loads(line)["kimg"] for line in (ranks.run / "metrics.jsonl").read_text().splitlines()]
+    assert scores == [0.32, 0.64]
 
 
 @pytest.mark.slow
@@ -233,6 +261,9 @@ def test_rank_with_another_config_is_rejected(tmp_path, processes):
     other = ranks.start(3, "--g.optimizer.lr=0.5")
     assert other.wait() == 2
     assert "g.optimizer.lr was 0.001, is 0.5" in other.err
+    other = ranks.start(3, "--output.tick_kimg=0.004")
+    assert other.wait() == 2
+    assert "output.tick_kimg is 0.016 there, 0.004 here. Use the same command on all" in other.err
     ranks.assert_finished(0, 1, 2, last_step=LAST_STEP)
 
 

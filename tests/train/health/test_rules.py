@@ -113,9 +113,10 @@ def test_measuring_changes_no_state(settings):
     assert tiny_run.is_equal(tiny_run.session_state(measured), tiny_run.session_state(reference))
 
 
-def test_signals_equal_numpy():
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_signals_equal_numpy(dtype):
     """Against numpy, from what the game itself makes."""
-    s, signs = tiny_run.make_session(tiny_run.make_run()), HealthSignals()
+    s, signs = tiny_run.make_session(tiny_run.make_run(), dtype=dtype), HealthSignals()
     play_round(s)
     before = s.game.d.flat.params.clone()
     signs(s)
