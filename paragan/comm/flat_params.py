@@ -83,7 +83,8 @@ class FlatParams:
         self.grads = torch.zeros_like(self.params)
         self.slices: list[tuple[int, int]] = []
         self.buckets: list[Bucket] = []
-        fragment_ends = _fragment_ends([*starts[1:], total], fragments, named[-1][0])
+        check_fragments(fragments, len(named), f"the player of {named[-1][0]}")
+        fragment_ends = _fragment_ends([*starts[1:], total], fragments)
         self._bucket_of: list[int] = []  # by the number of the parameter
         first = 0
         names: list[tuple[int, str]] = []
@@ -288,22 +289,22 @@ class FlatParams:
                 start = end
 
 
-def _fragment_ends(ends: Sequence[int], fragments: int, name: str) -> list[int]:
+def check_fragments(fragments: int, num_parameters: int, owner: str) -> None:
+    """Raise UsageError if there are fewer parameters than fragments. owner: of the parameters, for the message."""
+    if fragments > num_parameters:
+        raise UsageError(
+            f"strategy.fragments={fragments}: a fragment holds whole parameters, and {owner} has {num_parameters}. Use "
+            f"strategy.fragments={num_parameters} or less"
+        )
+
+
+def _fragment_ends(ends: Sequence[int], fragments: int) -> list[int]:
     """Return where the fragments of a vector end: each after a parameter, so that they are of about equal size.
 
     Args:
-        ends: of all parameters.
+        ends: of all parameters, at least as many as fragments.
         fragments: how many there are to be.
-        name: of a parameter, for messages.
-
-    Raises:
-        UsageError: there are fewer parameters than fragments.
     """
-    if fragments > len(ends):
-        raise UsageError(
-            f"strategy.fragments={fragments}: a fragment holds whole parameters, and the player of {name} has "
-            f"{len(ends)}. Use strategy.fragments={len(ends)} or less"
-        )
     chosen: list[int] = []
     first = 0  # the number of the first parameter of the next fragment
     for i in range(1, fragments):

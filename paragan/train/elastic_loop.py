@@ -71,12 +71,12 @@ class ElasticTrainer:
     _reported: set[ServerAddress] = field(default_factory=set[ServerAddress], init=False)  # that cannot be reached
     _snapshot: RoundSnapshot = field(default_factory=RoundSnapshot, init=False)  # not used where each keeps its own
 
-    def train(self, session: Session, callbacks: list[Callback], write_again: Callback) -> None:
+    def train(self, session: Session, callbacks: list[Callback], write_interrupted: Callback) -> None:
         """Train until the clock is done, in spite of ranks that are lost or join.
 
         Args:
-            write_again: writes the checkpoint and scores of this step, if they are due. Called where each rank keeps
-                its own players, and one was lost that may have interrupted them.
+            write_interrupted: writes the checkpoint and scores of this step, if they are due. Called where each rank
+                keeps its own players, and one was lost that may have interrupted them.
 
         Raises:
             Interrupted: too few ranks are left; a checkpoint was written.
@@ -106,7 +106,7 @@ class ElasticTrainer:
                         new_membership = None
                         stop.attach_to_world()
                         if after_loss and not replays:
-                            write_again(session)
+                            write_interrupted(session)
                     # A rank whose admission failed is admitted after another tick, so that training goes on.
                     every_round = [*callbacks, self._admit_joiners]
                     run_rounds(session, every_round, self.checkpoint_callback.save, stop, callbacks if repeats else ())

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from paragan.comm.flat_params import check_fragments
 from paragan.comm.world import World
 from paragan.config.resolve import load_dataset, make_spec, resolve
 from paragan.config.run import Run
@@ -149,13 +150,17 @@ def _check_ranks_of_labels(strategy: PerLabel, lanes: int, ranks: int, labels: i
         strategy.per_label_strategy.check(size)
 
 
-def _check_groups(run: Run, spec: Spec) -> None:
-    """Raise UsageError if a group of a player has no parameters."""
-    if not (run.g.groups or run.d.groups):
+def _check_parameters(run: Run, spec: Spec) -> None:
+    """Raise UsageError if a group of a player has no parameters, or a player has fewer parameters than fragments."""
+    fragments = run.strategy.num_fragments
+    if fragments == 1 and not (run.g.groups or run.d.groups):
         return
     networks = build_networks(run, replace(spec, classes=0) if run.per_label else spec, CPU)
-    for section, net, player_optim in (("g", networks.g, run.g), ("d", networks.d, run.d)):
-        player_optim.select_parameters(section, trained_parameters(net))
+    parameters = {"G": trained_parameters(networks.g), "D": trained_parameters(networks.d)}
+    smaller = min(parameters, key=lambda name: len(parameters[name]))
+    check_fragments(fragments, len(parameters[smaller]), smaller)
+    for section, player_optim in (("g", run.g), ("d", run.d)):
+        player_optim.select_parameters(section, parameters[section.upper()])
 
 
 def _check_parts(run: Run, dataset: Dataset) -> None:
@@ -168,7 +173,7 @@ def _check_parts(run: Run, dataset: Dataset) -> None:
         if isinstance(run.objective, Adversarial) and hasattr(nets, "g_conditioning") and not run.per_label:
             check_d_conditioning(run.objective, resolve_d_conditioning(nets, make_spec(run.data, dataset)))
     if not user_defined or run.per_label:
-        _check_groups(run, make_spec(run.data, dataset))
+        _check_parameters(run, make_spec(run.data, dataset))
     check_evaluation(run.evaluation, dataset, run.output.best_metric)
     is_paired = conditioning_input_of(run.nets) is not None and not run.per_label
     check_pairs(run.evaluation.metrics, dataset.sample_rate if is_paired else None)

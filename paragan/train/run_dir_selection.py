@@ -317,13 +317,15 @@ def check_same_run(previous: dict[str, Any], run: Run, path: Path) -> None:
         raise UsageError(f"{path}: holds another run: {listed}. Use its settings, or another --run-dir")
 
 
-def check_joins_run(previous: dict[str, Any], run: Run, path: Path) -> None:
+def check_same_settings(previous: dict[str, Any], run: Run, path: Path) -> None:
     """Raise UsageError if a rank cannot join others that train the run of a record, and name the fields that differ."""
     check_same_run(previous, run, path)
     changes = config_changes(previous, run, may_differ_when_joining)
     if changes:
-        listed = "; ".join(f"{name} is {there!r} there, {here!r} here" for name, there, here in changes[:8])
-        raise UsageError(f"{path}: other ranks train it with other settings: {listed}. Use the same command on all")
+        listed = "; ".join(f"{name} is {first!r}, not {value!r}" for name, first, value in changes[:8])
+        raise UsageError(
+            f"{path}: other ranks train it with other settings: {listed}. Use the command that started them"
+        )
 
 
 def check_same_inputs(previous: dict[str, Any], run: Run, path: Path) -> None:

@@ -52,7 +52,7 @@ from paragan.train.prepare import prepare, prepare_on_all_ranks
 from paragan.train.rank_agreement import locked_run_dir, on_all_ranks
 from paragan.train.remote_run.remote_run import RemoteRun, open_remote_run
 from paragan.train.run_dir import RunDir
-from paragan.train.run_dir_selection import RunDirRequest, check_joins_run, config_changes, find_live_runs
+from paragan.train.run_dir_selection import RunDirRequest, check_same_settings, config_changes, find_live_runs
 from paragan.train.session import (
     Callback,
     Session,
@@ -139,7 +139,7 @@ class TrainJob:
         run = prepared.run
         dataset = prepared.dataset
         if self.request.run_dir:
-            check_joins_run(previous, run, run_dir.path)
+            check_same_settings(previous, run, run_dir.path)
         elif config_changes(previous, run, may_differ_when_joining):
             return None
         if fingerprint != dataset.fingerprint:
@@ -333,7 +333,7 @@ def run_session(
             callbacks.loggers,
             lambda s: rebind_to_world(s.run, world, dataset, s.game, s.clock),
         )
-        trainer.train(session, in_order, callbacks.write_again)
+        trainer.train(session, in_order, callbacks.write_interrupted)
     else:
         console.start(session.clock.kimg, session.run.total_images / 1000)
 
@@ -357,7 +357,7 @@ class Callbacks:
     bad_files: BadFilesCallback
     loggers: LoggerSet
 
-    def write_again(self, session: Session) -> None:
+    def write_interrupted(self, session: Session) -> None:
         """Write the checkpoint and scores of this step, if they are due: a lost rank may have interrupted them."""
         self.checkpoint.forget_saved_step()
         self.checkpoint(session)

@@ -22,6 +22,7 @@ from paragan.comm.traffic import Meter
 from paragan.comm.world import World
 from paragan.core.errors import UsageError
 from paragan.plan.select.candidates import parse_strategy
+from processes import usage_error
 
 SIZES = (48, 16, 64, 32, 32)  # of the parameters: multiples of what vectors are aligned to
 LR = 0.125
@@ -291,6 +292,14 @@ def test_more_fragments_than_parameters_are_refused():
     with advises("and the player of G layers.0 has 5. Use strategy.fragments=5 or less"):
         FlatParams.from_network(Point(), 256, "G", fragments=6)
     FlatParams.from_network(Point(), 256, "G", fragments=5)
+
+
+def test_a_run_with_more_fragments_than_parameters_is_refused_before_it_has_a_folder(tmp_path):
+    settings = "--strategy.sync_period=64", "--strategy.fragments=9"
+    for more in (["-n", "--ranks=2"], [f"--run-dir={tmp_path / 'run'}"]):
+        error = usage_error("train", "digits", "--data.resolution=8", *settings, *more)
+        assert "strategy.fragments=9: a fragment holds whole parameters, and D has 7" in error
+    assert not (tmp_path / "run").exists()
 
 
 def test_more_fragments_than_rounds_are_refused():

@@ -360,9 +360,9 @@ def test_a_rank_that_joins_has_the_settings_and_the_data_of_the_others(tmp_path,
     name, _, value = setting.partition("=")
     other = TrainJob(tiny_run.make_run(*settings, setting), LaunchInfo(), RunDirRequest(run_dir=tmp_path))
     same = TrainJob(tiny_run.make_run(*settings, "device.threads=1"), LaunchInfo(), RunDirRequest(run_dir=tmp_path))
-    with advises("Use the same command on all") as refused:
+    with advises("Use the command that started them") as refused:
         other._match_running_run(folder, images.fingerprint)
-    assert re.search(rf"other settings: {name} is \S+ there, {value}(\.0)? here\.", str(refused.value))
+    assert re.search(rf"other settings: {name} is \S+, not {value}(\.0)?\.", str(refused.value))
     with advises(f"--data digits: not the images that {tmp_path} is trained on. Use those"):
         same._match_running_run(folder, "of other images")
     assert same._match_running_run(folder, images.fingerprint).run_dir is folder

@@ -263,7 +263,7 @@ def test_rank_with_another_config_is_rejected(tmp_path, processes):
     assert "g.optimizer.lr was 0.001, is 0.5" in other.err
     other = ranks.start(3, "--output.tick_kimg=0.004")
     assert other.wait() == 2
-    assert "output.tick_kimg is 0.016 there, 0.004 here. Use the same command on all" in other.err
+    assert "output.tick_kimg is 0.016, not 0.004. Use the command that started them" in other.err
     ranks.assert_finished(0, 1, 2, last_step=LAST_STEP)
 
 
