@@ -179,10 +179,11 @@ def _parse_strategies(text: str | None, ranks: int) -> list[Candidate]:
 
 def format_plan(plan: Plan) -> list[str]:
     """Format the table, the reasons and the warnings of a plan."""
+    has_batches = len({row.batch for row in plan.rows}) > 1
     return [
         *format_plan_table(plan),
         "",
-        *(f"{row.name}: {row.reason}" for row in plan.rows),
+        *(f"{row.name}{f', batch {row.batch}' if has_batches else ''}: {row.reason}" for row in plan.rows),
         *(f"excluded: {name}: {reason}" for name, reason in plan.excluded),
         *(f"note: {warning}" for warning in plan.warnings),
     ]
@@ -203,7 +204,7 @@ def format_plan_table(plan: Plan) -> list[str]:
             str(row.batch),
             f"{row.semantics}*" if row.limits else row.semantics,
             f"{prediction.images_per_s:,.0f}",
-            f"{row.images_factor:.2f}x",
+            f"{row.kimg / plan.goal.kimg:.2f}x",
             format_duration(3600 * row.hours),
             f"{prediction.efficiency:.0%}",
             format_bytes(prediction.sent_bytes),

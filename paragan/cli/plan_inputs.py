@@ -62,15 +62,15 @@ def parse_bytes(text: str) -> int:
     """Parse a size such as "40 GB" to bytes.
 
     Raises:
-        UsageError: it is no size above 0.
+        UsageError: it is no size of 1 MB or more; less is a number without its unit.
     """
     match = re.fullmatch(r"([0-9.]+) *([kKMGT]?)i?B?", text.strip())
     nbytes = 0.0
     if match:
         with contextlib.suppress(ValueError):  # such as 1.2.3
             nbytes = float(match[1]) * {"": 1, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}[match[2]]
-    if not 0 < nbytes < 1e18:
-        raise UsageError(f"--memory {text}: it must be a size above 0. Use 40 GB or 900 MB")
+    if not 1e6 <= nbytes < 1e18:
+        raise UsageError(f"--memory {text}: it must be a size of 1 MB or more. Use 40 GB or 900 MB")
     return int(nbytes)
 
 

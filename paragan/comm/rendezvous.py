@@ -224,7 +224,7 @@ class WaitNotice:
     def set_awaited(self, ranks: str) -> None:
         """Wait for these ranks, which the variables of the launcher count."""
         variables = self._launch_info.variables
-        self.text = f"waits for {ranks}" + (f", which {variables} count" if variables else "")
+        self.text = (f"({variables}) " if variables else "") + f"waits for {ranks}"
 
     def write_if_due(self) -> None:
         """Write the line if the wait has lasted for `WAIT_NOTICE_S`."""

@@ -185,9 +185,9 @@ class EvaluationOptions:
 class OutputOptions:
     """What is written while training.
 
-    tick_kimg       : a line of statistics every so many kimg
-    fakes_kimg      : a grid of samples every so many kimg
-    checkpoint_kimg : a checkpoint and a model every so many kimg
+    tick_kimg       : a line of statistics every so many kimg, and at the end (0: only there)
+    fakes_kimg      : a grid of samples every so many kimg, and at the end (0: only there)
+    checkpoint_kimg : a checkpoint and a model every so many kimg, and at the end (0: only there)
     max_checkpoints : how many checkpoints are kept
     best_metric     : the score by which the best model is kept in best/, such as fd_pixels (auto: the first that is
                       measured; none: no best model)

@@ -113,7 +113,9 @@ def named_space(name: str, resolution: int | str, channels: int, path: str | Pat
     """
     if name not in SPACE_NAMES:
         known = (*SPACE_NAMES, *CUSTOM_SPACES)
-        raise UsageError(f"space={name}: is none of {', '.join(known)}; did you mean {closest_name(name, known)}?")
+        raise UsageError(
+            f"space={name}: is none of {', '.join(known)}; did you mean {closest_name(name, SPACE_NAMES)}?"
+        )
     if name == "values":
         raise UsageError("space=values: is for arrays of numbers, and the data are images. Use pixels")
     if name == "pixels":

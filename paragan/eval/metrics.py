@@ -444,6 +444,8 @@ def metric_of_any_count(name: str, count: int) -> str:
 
 def get_metric(name: str) -> Metric:
     """Return the metric of a name. Raises `UsageError` if there is none."""
+    if f"{name}_{{}}" in _PRDC.scores:
+        raise UsageError(f"metrics={name}: is one of the scores of prdc. Use prdc")
     if name not in METRICS:
         known = ", ".join(METRICS)
         raise UsageError(f"metrics={name}: is none of {known}; did you mean {closest_name(name, METRICS)}?")

@@ -23,8 +23,9 @@ def write_model_folder(model: Model, out: Path) -> None:
     Existing files are replaced.
     """
     if isinstance(model.sampler, PerLabelSampler):
-        for label in range(model.spec.classes):
-            model.sampler.for_label(label)  # raises if one is missing, or of another kind
+        for label, probability in enumerate(model.sampler.prior.probabilities):
+            if probability > 0:  # 0: it has no generator in a pool that may lack some
+                model.sampler.for_label(label)  # raises if it is missing, or of another kind
     with write_errors_as_usage_errors(out):
         out.mkdir(parents=True, exist_ok=True)
         _write_weights(model, out)

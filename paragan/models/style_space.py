@@ -169,7 +169,9 @@ def style_sampler(model: Model, action: str) -> Sampler:
     """Return the sampler of a model with styles. Raises `UsageError` if it has none."""
     sampler = model.sampler
     if not (isinstance(sampler, Sampler) and sampler.has_styles):
-        raise UsageError(f"{action}: this model has no styles. Use a model that was trained with --nets=stylegan2")
+        raise UsageError(
+            f"{action}: this model has no styles. Use a model that was trained with --nets=stylegan2 or --nets=gat"
+        )
     return sampler
 
 

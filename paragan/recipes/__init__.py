@@ -32,6 +32,8 @@ def describe_recipes() -> str:
 
 def get_recipe(name: str) -> Run:
     """Return the run of a recipe. Raises UsageError with the nearest name if there is none."""
+    if name not in RECIPES and (Path(name) / "run.yaml").is_file():
+        raise UsageError(f"recipe={name}: is a run folder. Use `paragan train {name}/run.yaml --run-dir {name}`")
     if name not in RECIPES and Path(name).exists():
         raise UsageError(f"recipe={name}: is a path, and no recipe. Use `paragan train folder --data {name}`")
     if name not in RECIPES:

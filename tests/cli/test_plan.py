@@ -80,15 +80,15 @@ def test_the_command_trains_what_was_planned(profile, tmp_path):
     known = read_profile(Path(profile.partition("=")[2]))
     noisy.write_text(profile_to_yaml(dataclasses.replace(known, noise_scale={"G": NoiseScale(1000.0, 500.0, 2000.0)})))
     arguments = ("--batch=auto", "--g_batch=256", "--kimg=10", "--strategies=sync", f"--profile={noisy}")
-    last = next(
-        line
-        for line in run_cli("plan", "digits", "--hosts=4", LINE, *arguments).out.splitlines()
-        if line.startswith("run: ")
-    )
+    lines = run_cli("plan", "digits", "--hosts=4", LINE, *arguments).out.splitlines()
+    last = next(line for line in lines if line.startswith("run: "))
     batch = int(last.partition("--batch ")[2].split()[0])
     assert batch > 128
     assert f"--g_batch={2 * batch}" in last
     assert f"--kimg {round(10 * (batch + 1000) / 1128, 3):g} " in last
+    (row,) = (line for line in lines if line.startswith(f"sync      {batch} "))
+    assert f" {(batch + 1000) / 1128:.2f}x " in row
+    assert any(line.startswith(f"sync, batch {batch}: ") for line in lines)
 
 
 def test_many_workers_are_simulated(profile, tmp_path):
@@ -112,6 +112,7 @@ def test_many_workers_are_simulated(profile, tmp_path):
         (["--ranks-per-host=-1"], "--ranks-per-host -1: it must be above 0"),
         (["--margin=-1"], "--margin -1: it must be above 0"),
         (["--memory=-1 GB"], "--memory -1 GB"),
+        (["--memory=10"], "--memory 10: it must be a size of 1 MB or more"),
         (["--hosts=4", "--links=4 hosts"], "is not understood"),
         (["--links=" + "x" * 300], "is not understood"),
         (["--hosts=2", LINE, "--strategies=sync+topology=ring"], "it is of strategy=gossip"),

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from advice import advises
 from paragan.cli.common import parse_settings
 from paragan.cli.main import EXIT_DELAY_S, main
 from paragan.comm.launch_info import MPIRUN, MVAPICH, OPEN_MPI, TORCHRUN
@@ -227,6 +228,20 @@ def test_a_dry_run_prints_a_reproducible_run_and_no_files(tmp_path):
     Path("that.yaml").write_text(first.out)
     assert run_cli("train", "that.yaml", "-n") == first
     assert from_yaml(first.out, "")["g"]["optimizer"]["name"] == "sgd"
+
+
+def test_a_run_folder_is_no_recipe(tmp_path):
+    run = train_tiny(tmp_path / "run", "--kimg=0.016")
+    with advises(f"recipe={run}: is a run folder. Use `paragan train {run}/run.yaml --run-dir {run}`"):
+        get_recipe(str(run))
+    assert run_cli("train", run / "run.yaml", "--run-dir", run).status == 0
+
+
+def test_a_run_without_a_checkpoint_says_so(tmp_path):
+    run = train_tiny(tmp_path / "run", "--kimg=0.016")
+    assert "checkpoint at 0.016 kimg" in run_cli("status", run).out
+    shutil.rmtree(run / "checkpoints")
+    assert "no checkpoint yet" in run_cli("status", run).out
 
 
 def test_a_dry_run_shows_the_traffic_of_ranks():

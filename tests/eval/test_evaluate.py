@@ -265,6 +265,13 @@ def test_nothing_is_called_fid_but_fid(space):
         assert metric_names(name, INCEPTION) == (name,)
 
 
+def test_the_scores_of_prdc_are_computed_together():
+    for name in ("precision", "recall", "density", "coverage"):
+        with advises(f"metrics={name}: is one of the scores of prdc. Use prdc"):
+            metric_names(name, INCEPTION)
+    assert metric_names("prdc", INCEPTION)[0].startswith("precision_")
+
+
 def test_unknown_metric_suggests_the_nearest():
     for expected, meant in (("fid50k", "fid50k_full"), ("FD", "fd"), ("iss", "is"), ("", "fd")):
         with advises(f"metrics={expected}: is none of {', '.join(METRICS)}; did you mean {meant}?"):

@@ -174,7 +174,7 @@ def test_a_model_of_other_channels_cannot_read_pictures(tmp_path):
 
 def test_models_without_styles_and_other_sizes_are_refused(styled, tmp_path):
     plain = paragan.load(save(tmp_path / "plain", DCGAN(width=4, latent=8), Spec(8, 1, 2)))
-    with advises("projecting an image: this model has no styles. Use a model that was trained with --nets=stylegan2"):
+    with advises("this model has no styles. Use a model that was trained with --nets=stylegan2 or --nets=gat"):
         project(plain, np.zeros((8, 8, 1), np.uint8))
     with advises(
         "is [height, width, channels] [16, 8, 1], and the model makes 16 x 16 with 3 channels. Resize it to 16x16"

@@ -535,7 +535,7 @@ def test_damaged_queue_files_are_ignored(done, tmp_path, text):
 
 def test_label_and_export_reject_invalid_requests(done, finished, tmp_path):
     assert "there is no class 'x'" in usage_error("label", done, "x", "--retrain")
-    assert "no per-label run" in usage_error("label", finished, "3", "--retrain")
+    assert "no run of --strategy per-label" in usage_error("label", finished, "3", "--retrain")
     assert "images of 8 px" in usage_error("label", done, "3", "--replace-with", finished)
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text((done / "model" / "config.json").read_text())

@@ -84,7 +84,7 @@ def _open_per_label_run(path: Path) -> tuple[Path, Run, LeaseQueue, tuple[str, .
     folder = require_run_dir(path)
     run = load_run(folder)
     if not run.per_label:
-        raise UsageError(f"{folder}: no per-label run, its strategy is {run.strategy.name}")
+        raise UsageError(f"{folder}: no run of --strategy per-label, but of {run.strategy.name}")
     lease_queue = LeaseQueue(folder / "queue", run.per_label.lease_s)
     return folder, run, lease_queue, load_model(folder, nets=run.nets).classes
 

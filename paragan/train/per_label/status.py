@@ -62,7 +62,8 @@ def _format_run(run_dir: RunDir, kimg: float, name: str) -> str:
         state = "stopped"
     speed = rows[-1].get("Timing/img_per_sec") if rows else None
     rate = f", {speed:,.0f} img/s" if owner and is_number(speed) else ""
-    text = f"{name}: {state}, {current_kimg:g} of {kimg:g} kimg{rate}, checkpoint at {saved_kimg:g} kimg"
+    saved = f"checkpoint at {saved_kimg:g} kimg" if saved_kimg else "no checkpoint yet"
+    text = f"{name}: {state}, {current_kimg:g} of {kimg:g} kimg{rate}, {saved}"
     return text + _format_scores(run_dir.path) + _format_best_and_findings(run_dir.path)
 
 

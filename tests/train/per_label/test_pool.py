@@ -122,6 +122,8 @@ def test_a_folder_without_runs_gets_one_as_advised(name, trained, tmp_path):
     shutil.copy(trained / "three.npz", folder)
     train(folder / "0", 0)
     assert pool(folder, folder, allow_missing=True) == 1
+    assert run_cli("export", folder, "--out", tmp_path / "exported").status == 0
+    assert len(list((tmp_path / "exported").glob("*/model.safetensors"))) == 1
 
 
 def test_the_folder_of_all_runs_is_given_as_advised(runs):
