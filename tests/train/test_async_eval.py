@@ -82,7 +82,9 @@ def test_only_missing_scores_are_measured(run):
     assert run_cli("eval", run, "--follow", "--metrics", "fd", "--count", "16").status == 0
     assert run_cli("eval", run, "--follow", *EVAL_ARGS).status == 0
     assert [row["name"] for row in read_jsonl(run / "metrics.jsonl")] == ["fd_pixels", "kid_pixels"]
-    assert " 0 models scored" in run_cli("eval", run, "--follow", *EVAL_ARGS).out
+    ended = run_cli("eval", run, "--follow", *EVAL_ARGS).out
+    assert "0.16 kimg: fd, kid scored before" in ended
+    assert " 0 models scored" in ended
 
 
 def test_a_model_undone_by_a_rollback_is_not_scored(run, monkeypatch):

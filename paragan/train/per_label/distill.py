@@ -25,6 +25,7 @@ from paragan.models.model import load_model, weights_bytes
 from paragan.strategies.sync import Sync
 from paragan.train.callbacks.scoring import score
 from paragan.train.console import RunConsole
+from paragan.train.per_label.lease_queue import FINALIZE_JOB, LeaseQueue
 from paragan.train.run_dir import require_run_dir
 from paragan.train.saved_run import load_run
 
@@ -38,12 +39,17 @@ def student_run(teacher_run_dir: Path, settings: Sequence[tuple[str, str]]) -> R
         settings: fields that differ, as (name, value).
 
     Raises:
-        UsageError: the folder holds no per-label run.
+        UsageError: the folder holds no per-label run, or one of which labels wait to be trained anew.
     """
     folder = require_run_dir(teacher_run_dir).absolute()
     run = load_run(folder)
     if not run.per_label:
         raise UsageError(f"{folder}: has one generator for all labels already. Use a run of --strategy per-label")
+    entries = LeaseQueue(folder / "queue", run.per_label.lease_s).entries()
+    waiting = sorted(int(job) for job, entry in entries.items() if job != FINALIZE_JOB and entry.state != "done")
+    if waiting:
+        labels = ", ".join(map(str, waiting[:5])) + (f" and {len(waiting) - 5} more" if len(waiting) > 5 else "")
+        raise UsageError(f"{folder}: label {labels} is not trained to its end. `paragan status` shows its progress")
     run = dataclasses.replace(run, strategy=Sync(), init_from="", distill_from=str(folder))
     return from_dict(Run, apply_overrides(to_dict(run), settings))
 

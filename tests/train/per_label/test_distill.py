@@ -134,6 +134,8 @@ def test_merge_makes_one_model_and_compares_it(tmp_path):
     assert read_jsonl(out / "stats.jsonl")[-1]["Loss/G/distance"] > 0
     assert run_cli("sample", out, "--labels=0,1", "--count=8", "--out", tmp_path / "grid.png").status == 0
     assert "distill_weight was 3.0, is 2.0" in usage_error(*command[:-1], "--weight=2")
+    assert run_cli("label", per_label, "1", "--retrain").status == 0
+    assert "label 1 is not trained to its end" in usage_error("merge", per_label, f"--out={tmp_path / 'other'}")
 
 
 def test_a_resumed_merge_equals_an_uninterrupted_one(per_label, tmp_path):
