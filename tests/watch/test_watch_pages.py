@@ -323,7 +323,7 @@ def test_scores_that_are_not_comparable_are_marked(tmp_path, always_fresh):
         (run / "metrics.jsonl").write_text(json.dumps(row) + "\n")
     text = text_of(browser.get("/"))
     assert re.findall(r"fd_pixels (\S+(?: \*)?)", text) == ["1.5", "2.5", "3.5 *"]
-    assert "* Not comparable with this score of the first run that has it" in text
+    assert "* Not comparable with this score of the newest run that has it" in text
     shutil.rmtree(tmp_path / "c")
     assert "Not comparable" not in text_of(browser.get("/"))
 
