@@ -136,7 +136,7 @@ class CheckpointFolder:
         return None
 
     def _remove_abandoned(self) -> None:
-        """Remove what saves that a lost rank interrupted left behind: of members before these."""
+        """Remove unfinished saves of earlier memberships, which a lost rank interrupted."""
         for path in self.folder.glob(".writing-*"):
             match = re.fullmatch(r"\.writing-\d+-(\d+)", path.name)
             if match and int(match[1]) < self.world.membership_epoch:

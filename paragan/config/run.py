@@ -224,7 +224,5 @@ def may_differ_when_joining(name: str) -> bool:
 
     What follows a round (lines, samples, scores, checkpoints, the end) is done by all ranks together.
     """
-    return may_change_on_resume(name) and name.partition(".")[0] not in (
-        *("kimg", "output", "evaluation"),
-        *("health", "on_divergence", "strategy"),
-    )
+    shared = ("kimg", "output", "evaluation", "health", "on_divergence", "strategy")
+    return may_change_on_resume(name) and name.partition(".")[0] not in shared

@@ -129,8 +129,10 @@ class Model:
             labels: as in `labels`.
             truncation: below 1, latents beyond 2 * truncation standard deviations are drawn again.
         """
-        if count < 1 or not 0 <= seed < 2**63:
-            raise UsageError(f"count={count}, seed={seed}: they must be 1 or more, and 0 to 2^63 - 1")
+        if count < 1:
+            raise UsageError(f"count={count}: it must be 1 or more")
+        if not 0 <= seed < 2**63:
+            raise UsageError(f"seed={seed}: it must be 0 to 2^63 - 1")
         samples = self.sampler.images(range(count), self.labels(count, labels, seed), seed, truncation).numpy()
         return samples if self.spec.array_shape else samples.transpose(0, 2, 3, 1)
 

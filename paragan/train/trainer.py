@@ -187,26 +187,16 @@ def train(
     dataset = prepared.dataset
     with open_remote_run(request.address, run.output.upload_s, world, console) as remote:
         if decide:
-            run = _decide_settings(decide, run, dataset, world, request, console, explain)
+            reason = ""
+            try:
+                run = decide(run, dataset, world, request, console)
+            except torch.OutOfMemoryError as error:
+                reason = str(error).partition("\n")[0]
+            if reason:
+                raise _out_of_memory(run, dataset, world, reason, explain)
             set_process_options(run.device, world)
         console.print(dataset.describe())
         return train_prepared(run, dataset, world, request, console, explain, remote)
-
-
-def _decide_settings(
-    decide: DecideFn,
-    run: Run,
-    dataset: Dataset,
-    world: World,
-    request: RunDirRequest,
-    console: RunConsole,
-    explain: ExplainFn | None,
-) -> Run:
-    try:
-        return decide(run, dataset, world, request, console)
-    except torch.OutOfMemoryError as error:
-        reason = str(error).partition("\n")[0]
-    raise _out_of_memory(run, dataset, world, reason, explain)
 
 
 def train_prepared(

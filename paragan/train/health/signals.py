@@ -81,7 +81,7 @@ class HealthSignals:
         """Yield the terms of this rank for sums over the ranks that train a player; the others add 0."""
         is_trained = float(player in session.role.trained_players)
         params = player.flat.params
-        sample = strided_sample(params).to(torch.float64, copy=True)
+        sample = strided_sample(params).to(torch.float64, copy=True)  # params change
         previous = self._previous_weights.get(player.name)
         self._previous_weights[player.name] = sample
         is_comparable = previous is not None and player.lr_factor(session.clock.images) > MIN_LR_FACTOR
