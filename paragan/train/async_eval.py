@@ -120,7 +120,7 @@ class RunFollower:
         known = scored_names(self.folder, kimg)
         missing = tuple(m for m in self.evaluation.metrics if not known.issuperset(metric_names(m, space)))
         if present := [metric for metric in self.evaluation.metrics if metric not in missing]:
-            self.console.print(f"{kimg:g} kimg: {', '.join(present)} were scored before")
+            self.console.print(f"{kimg:g} kimg: scored before: {', '.join(present)}")
         if not missing:
             return False
         evaluation = dataclasses.replace(self.evaluation, metrics=missing)

@@ -83,7 +83,7 @@ def test_only_missing_scores_are_measured(run):
     assert run_cli("eval", run, "--follow", *EVAL_ARGS).status == 0
     assert [row["name"] for row in read_jsonl(run / "metrics.jsonl")] == ["fd_pixels", "kid_pixels"]
     ended = run_cli("eval", run, "--follow", *EVAL_ARGS).out
-    assert "0.16 kimg: fd, kid were scored before" in ended
+    assert "0.16 kimg: scored before: fd, kid" in ended
     assert " 0 models scored" in ended
 
 
